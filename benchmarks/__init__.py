@@ -1,0 +1,1 @@
+"""Measurements for `make bench`; not part of the installed package."""

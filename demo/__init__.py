@@ -1,0 +1,1 @@
+"""Real weights for `make demo`."""
