@@ -1,0 +1,244 @@
+"""Runs work on every item of a plan through Beam, and says in sentences how it went."""
+
+import os
+import shutil
+import tempfile
+import traceback
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mappings.problems import FerryError
+from pipelines.beam_args import EngineChoice, choose_engine, pipeline_options
+from pipelines.beam_log import last_words, logs_to
+from pipelines.progress import Done, ProgressMonitor, read_slots
+from pipelines.stop_flag import StopFlag
+from pipelines.stretches import Stretch, dealt_stretches, even_stretches
+from pipelines.supervisor import RESUME_HINT, Interrupted, supervise
+from pipelines.tally import Tally
+
+if TYPE_CHECKING:
+    from pipelines.local_engine import Crew
+
+_REMOTE_STRETCHES = 256
+
+
+class Work(Protocol):
+    """What to do with a work item. Frozen, importable and picklable; each worker thread has its own copy."""
+
+    def setup(self) -> None:
+        """Called once per worker thread, before its first item."""
+        ...
+
+    def __call__(self, item: dict[str, Any]) -> dict[str, Any]:
+        """Does an item; doing it twice, even at once, must give the same bytes.
+
+        Args:
+          item: one line of the plan's file; `id` names it in messages.
+
+        Returns:
+          The receipt; `bytes` is what counts as progress, in the unit of the plan's item sizes.
+
+        Raises:
+          FerryError: for a foreseeable fault, with the sentence to show.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run.
+
+    Attributes:
+      beam_args: Beam's options as given on the command line.
+      state_dir: a local scratch directory for progress, stop flag and log; a temporary one when empty.
+      log_path: where tracebacks and Beam's messages go; `beam.log` in `state_dir` when empty.
+      tally_path: where workers leave the tally: a path they all can write. Local engine: in `state_dir`;
+        elsewhere beside the plan.
+      before: what earlier attempts have finished, for the progress.
+      show_progress: whether to draw.
+      progress_seconds: time between two lines of progress where there is no terminal.
+      grace_seconds: how long items in flight may go on after Ctrl-C.
+      count_done: tells what this run has finished, where workers do not see `state_dir`.
+    """
+
+    beam_args: tuple[str, ...] = ()
+    state_dir: str = ""
+    log_path: str = ""
+    tally_path: str = ""
+    before: Done = field(default_factory=Done)
+    show_progress: bool = True
+    progress_seconds: float = 5.0
+    grace_seconds: float = 3.0
+    count_done: Callable[[], Done] | None = None
+
+
+def run_items(items_path: str, item_sizes: Sequence[int], work: Work, options: RunOptions) -> Tally:
+    """Does `work` on every item of a plan.
+
+    Args:
+      items_path: a file with one JSON object per line, one per work item; every worker must be able to
+        read it (a local path for the local engine, a bucket for a cluster).
+      item_sizes: bytes per item, in the file's order; what receipts call `bytes`.
+      work: what to do with an item.
+      options: how to run.
+
+    Returns:
+      The tally: every item done, none failed.
+
+    Raises:
+      FerryError: when an item failed, a worker died or a Beam option is wrong.
+      Interrupted: on Ctrl-C.
+    """
+    if not item_sizes:
+        return Tally()
+    try:
+        return _Run(items_path, item_sizes, work, options).result()
+    except KeyboardInterrupt:
+        raise Interrupted from None
+
+
+class _Run:
+    """One attempt at a plan."""
+
+    def __init__(self, items_path: str, item_sizes: Sequence[int], work: Work, options: RunOptions) -> None:
+        self.items_path = items_path
+        self.item_sizes = item_sizes
+        self.work = work
+        self.options = options
+        self.choice = choose_engine(options.beam_args)
+        self.keep_state = bool(options.state_dir)
+        self.state_dir = options.state_dir or tempfile.mkdtemp(prefix="tensorferry-")
+        self.log_path = options.log_path or os.path.join(self.state_dir, "beam.log")
+        self.run_dir = os.path.join(self.state_dir, f"run-{uuid.uuid4().hex[:12]}")
+        self.stop = StopFlag(os.path.basename(self.run_dir), self.run_dir)
+
+    @property
+    def tally_path(self) -> str:
+        if self.options.tally_path:
+            return self.options.tally_path
+        return (
+            os.path.join(self.run_dir, "tally.json") if self.choice.is_local else self.items_path + ".tally"
+        )
+
+    def result(self) -> Tally:
+        os.makedirs(self.run_dir)
+        try:
+            with logs_to(self.log_path):
+                self._prepare_and_run()
+            tally = self._checked(self._read_tally())
+        except BaseException as error:
+            self._clean(keep_log=not isinstance(error, Interrupted | KeyboardInterrupt))
+            raise
+        self._clean(keep_log=False)
+        return tally
+
+    def _prepare_and_run(self) -> None:
+        # gRPC's C core writes on the terminal by itself; it reads this when Beam is first imported.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        from pipelines import beam_job, local_engine
+
+        stretches = self._stretches()
+        ferry = beam_job.Ferry(self.work, self.stop, engine_retries=not self.choice.is_local)
+        graph = beam_job.build(stretches, ferry, self.tally_path, reshuffle=not self.choice.is_local)
+        crew = local_engine.Crew(self.log_path)
+        crew.register()
+        pipeline = _pipeline(self.choice, stretches)
+        graph(pipeline)
+        with self._monitor():
+            try:
+                self._supervise(lambda: _run_to_end(pipeline), crew)
+            finally:
+                crew.dismiss()
+
+    def _stretches(self) -> list[Stretch]:
+        if self.choice.is_local:
+            return dealt_stretches(self.items_path, self.item_sizes, self.choice.workers, self.run_dir)
+        return even_stretches(self.items_path, len(self.item_sizes), _REMOTE_STRETCHES)
+
+    def _monitor(self) -> Any:
+        if not self.options.show_progress:
+            return nullcontext()
+        fresh = Done(sum(self.item_sizes), len(self.item_sizes))
+        read = self.options.count_done or (lambda: read_slots(self.run_dir))
+        total = self.options.before.plus(fresh)
+        return ProgressMonitor(total, read, self.options.before, self.options.progress_seconds)
+
+    def _supervise(self, run: Callable[[], None], crew: "Crew") -> None:
+        error = supervise(run, crew, self.stop, self.options.grace_seconds)
+        if crew.exit_codes:
+            raise FerryError(self._death(crew.exit_codes[0]))
+        if error:
+            self._log("".join(traceback.format_exception(error)))
+            raise FerryError(self._stopped_sentence(error)) from error
+
+    def _death(self, exit_code: int) -> str:
+        from pipelines.local_engine import death_sentence
+
+        advice = "Fewer workers or a smaller --worker-memory-bytes need less memory."
+        return f"{death_sentence(exit_code)}. {RESUME_HINT} {advice} Details: {self.log_path}"
+
+    def _stopped_sentence(self, error: BaseException) -> str:
+        return f"Beam stopped: {last_words(error)}. {RESUME_HINT} Details: {self.log_path}"
+
+    def _log(self, text: str) -> None:
+        try:
+            with open(self.log_path, "a") as log:
+                print(text, file=log)
+        except OSError:
+            return
+
+    def _read_tally(self) -> Tally:
+        from pipelines.beam_job import read_tally
+
+        try:
+            return read_tally(self.tally_path)
+        except (OSError, ValueError) as error:
+            sentence = f"The run ended without its tally at {self.tally_path}. {RESUME_HINT}"
+            raise FerryError(f"{sentence} Details: {self.log_path}") from error
+
+    def _checked(self, tally: Tally) -> Tally:
+        if tally.failed:
+            self._log("\n".join(f"{each.item}: {each.sentence}\n{each.trace}" for each in tally.failures))
+            raise FerryError(self._failures_sentence(tally))
+        if tally.done != len(self.item_sizes):
+            counts = f"{tally.done:,} of {len(self.item_sizes):,} work items are done"
+            raise FerryError(f"The run ended, but {counts}. {RESUME_HINT}")
+        return tally
+
+    def _failures_sentence(self, tally: Tally) -> str:
+        sentences = [f"{each.item}: {each.sentence}" for each in tally.failures[:3]]
+        failed = f"{tally.failed:,} of {len(self.item_sizes):,} work items failed"
+        counts = f"{failed}, {tally.skipped:,} were not started"
+        details = f" Details: {self.log_path}" if any(each.trace for each in tally.failures) else ""
+        return "\n".join([*sentences, f"{counts}; what is done stays done. {RESUME_HINT}{details}"])
+
+    def _clean(self, keep_log: bool) -> None:
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+        if not self.keep_state and not keep_log:
+            shutil.rmtree(self.state_dir, ignore_errors=True)
+
+
+def _pipeline(choice: EngineChoice, stretches: Sequence[Any]) -> Any:
+    import apache_beam as beam
+
+    from pipelines.local_engine import local_engine
+
+    if choice.is_local:
+        options = pipeline_options(choice)
+        return beam.Pipeline(runner=local_engine(options), options=options)
+    defaults = {"dask_npartitions": len(stretches)} if choice.runner.lower() == "daskrunner" else {}
+    options = pipeline_options(choice, **defaults)
+    try:
+        return beam.Pipeline(options=options)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise FerryError(f"--runner {choice.runner} cannot start: {last_words(error)}") from error
+
+
+def _run_to_end(pipeline: Any) -> None:
+    result = pipeline.run()
+    state = result.wait_until_finish()
+    if state is not None and state != "DONE":
+        raise RuntimeError(f"the job ended as {state}")
