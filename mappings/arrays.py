@@ -1,0 +1,155 @@
+"""Target arrays: which rules fill each, its shape, dtype and chunks."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mappings.account import covers
+from mappings.array_spec import ArraySpec
+from mappings.chunking import Cut, choose_chunk, choose_inner
+from mappings.compiled import CompiledRule
+from mappings.geometry import shape_of
+from mappings.problems import Problem
+from mappings.tensors import LogicalTensor
+from transforms.dtypes import numpy_dtype
+
+FLOATS = frozenset({
+    "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Use:
+    """One rule's part in one target array: the rule, and the positions of the dims in the array's name."""
+
+    compiled: CompiledRule
+    at: Mapping[str, int]
+
+    def source_name(self, at: Mapping[str, int]) -> str:
+        """The source tensor at positions of the stacked dims."""
+        return self.compiled.rule.source.fill(self.compiled.dims, {**self.at, **at})
+
+
+@dataclass(frozen=True)
+class TargetArray:
+    """One array of the target and everything that fills it.
+
+    Attributes:
+      name: ``params-decoder-layers-mlp-wi_0-kernel``.
+      spec: path, shape, dtype, chunks.
+      uses: the rules that fill it.
+      sources: the source names as a pattern, for people.
+      ops: what is done on the way, for people.
+    """
+
+    name: str
+    spec: ArraySpec
+    uses: tuple[Use, ...]
+    sources: str
+    ops: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self.spec), "sources": self.sources, "ops": self.ops}
+
+
+def target_arrays(
+    rules: Sequence[CompiledRule], tensors: Mapping[str, LogicalTensor], dtype: str, chunk_bytes: int
+) -> tuple[tuple[TargetArray, ...], list[Problem]]:
+    """Every target array that the rules write, in the rules' order, and what does not add up among them."""
+    uses: dict[str, list[Use]] = defaultdict(list)
+    for compiled in rules:
+        for name, at in compiled.targets():
+            uses[name].append(Use(compiled, at))
+    problems = [problem for name, users in uses.items() for problem in _check(name, users)]
+    if problems:
+        return (), problems
+    makers = {id(compiled): _Texts(compiled) for compiled in rules}
+    return tuple(_array(name, users, tensors, dtype, chunk_bytes, makers) for name, users in uses.items()), []
+
+
+class _Texts:
+    """What is the same for all arrays of one rule, made once."""
+
+    def __init__(self, compiled: CompiledRule) -> None:
+        self.sources = compiled.rule.source.pattern(compiled.dims)
+        ops = (
+            [str(compiled.rule.layout)] if compiled.rule.layout.source != compiled.rule.layout.target else []
+        )
+        self.ops = "; ".join([*ops, *(op.describe() for op in compiled.rule.ops)])
+
+
+def _check(name: str, users: Sequence[Use]) -> list[Problem]:
+    shapes = {shape_of(use.compiled.target) for use in users}
+    wrong = (
+        "its rules give it different shapes"
+        if len(shapes) > 1
+        else covers([u.compiled.target for u in users])
+    )
+    if not wrong:
+        return []
+    rules = "; ".join(str(use.compiled.rule.layout) for use in users)
+    return [
+        Problem(name, "every element written exactly once", wrong, "Mend the family's rules.", rule=rules)
+    ]
+
+
+def _array(
+    name: str,
+    users: Sequence[Use],
+    tensors: Mapping[str, LogicalTensor],
+    dtype: str,
+    chunk_bytes: int,
+    makers: Mapping[int, _Texts],
+) -> TargetArray:
+    shape = shape_of(users[0].compiled.target)
+    target_dtype = _dtype(users, tensors, dtype)
+    itemsize = numpy_dtype(target_dtype).itemsize
+    stacked, cuts = _common_cuts(users)
+    chunk = choose_chunk(shape, itemsize, stacked, cuts, chunk_bytes)
+    inner = choose_inner(chunk, itemsize, [cut.axis for cut in stacked])
+    spec = ArraySpec(("params", *name.split("-")), target_dtype, shape, chunk, inner)
+    texts = [makers[id(use.compiled)] for use in users]
+    return TargetArray(
+        name, spec, tuple(users),
+        " + ".join(dict.fromkeys(text.sources for text in texts)),
+        " | ".join(dict.fromkeys(text.ops for text in texts)),
+    )  # fmt: skip
+
+
+def _common_cuts(users: Sequence[Use]) -> tuple[list[Cut], list[Cut]]:
+    """Stacked axes and cuts that hold for every rule of an array, with units that suit them all."""
+    first = users[0].compiled
+    stacked_axes = set(first.stacked_axes()).intersection(*(u.compiled.stacked_axes() for u in users))
+    stacked = [Cut(axis, _unit(users, axis)) for axis in sorted(stacked_axes)]
+    cut_axes = set.intersection(*({cut.axis for cut in u.compiled.cuts()} for u in users))
+    cuts = [
+        Cut(cut.axis, _unit(users, cut.axis)) for cut in first.cuts() if cut.axis in cut_axes - stacked_axes
+    ]
+    length = shape_of(first.target)
+    return stacked, [cut for cut in cuts if cut.unit < length[cut.axis]]
+
+
+def _unit(users: Sequence[Use], axis: int) -> int:
+    return math.lcm(*(use.compiled.unit(axis) for use in users))
+
+
+def _dtype(users: Sequence[Use], tensors: Mapping[str, LogicalTensor], wanted: str) -> str:
+    """The target dtype: the rule's own, else the option's for floats; ``source`` keeps what the sources have."""
+    fixed = {use.compiled.rule.dtype for use in users} - {""}
+    if fixed:
+        return fixed.pop()
+    found = {tensor.dtype for use in users for tensor in _some(use, tensors)}
+    if found and not found <= FLOATS:
+        return found.pop() if len(found) == 1 else "float32"
+    if wanted != "source":
+        return wanted
+    return found.pop() if len(found) == 1 else "float32"
+
+
+def _some(use: Use, tensors: Mapping[str, LogicalTensor]) -> list[LogicalTensor]:
+    positions = use.compiled.dims.positions(use.compiled.stack)
+    names = (use.source_name(at) for at in positions)
+    return [tensors[name] for name in names if name in tensors]

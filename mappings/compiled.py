@@ -1,0 +1,151 @@
+"""A rule with its numbers filled in: geometry on both sides, and which dims stack, split or enumerate."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from mappings.chunking import Cut
+from mappings.dims import Dims
+from mappings.geometry import AxisGeometry, Geometry, Range, describe, shape_of, side_geometry
+from mappings.rule import PlainRule
+from transforms.ops import Op, Pad
+
+
+@dataclass(frozen=True)
+class CompiledRule:
+    """One plain rule at one size.
+
+    Attributes:
+      rule: the rule.
+      dims: the sizes.
+      source: geometry of each source tensor.
+      target: geometry of each target array.
+      stack: dims that enumerate sources and are dimensions of the target.
+      split: dims that enumerate targets and are dimensions of the source.
+      named: dims that enumerate target arrays.
+      sizes: length of every dim that has one.
+    """
+
+    rule: PlainRule
+    dims: Dims
+    source: Geometry
+    target: Geometry
+    stack: tuple[str, ...]
+    split: tuple[str, ...]
+    named: tuple[str, ...]
+    sizes: Mapping[str, int]
+
+    @property
+    def arithmetic(self) -> tuple[Op, ...]:
+        """The ops that change values; padding only changes shapes."""
+        return tuple(op for op in self.rule.ops if op.elementwise)
+
+    @property
+    def padded(self) -> bool:
+        """Whether some target elements have no source."""
+        return any(isinstance(op, Pad) for op in self.rule.ops)
+
+    @property
+    def shared_reads(self) -> bool:
+        """Whether target arrays interleave in the source, so that one read must serve them all."""
+        leading = {axis.atoms[0] for axis in self.source if axis.atoms}
+        return any(atom not in leading for atom in self.split)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether it uses only a part of each source tensor."""
+        return any(factor.part for axis in self.source for factor in axis.factors)
+
+    @property
+    def source_text(self) -> str:
+        return describe(self.rule.layout.source, self.source)
+
+    def targets(self) -> Iterator[tuple[str, dict[str, int]]]:
+        """Every target array: its name and the positions of the dims in its name."""
+        for at in self.dims.positions(self.named):
+            yield self.rule.target.fill(self.dims, at), at
+
+    def sources(self) -> Iterator[str]:
+        """Every source tensor's name."""
+        for at in self.dims.positions(self.rule.source.atoms(self.dims)):
+            yield self.rule.source.fill(self.dims, at)
+
+    def stacked_axes(self) -> list[int]:
+        """Target axes that enumerate source tensors."""
+        return [i for i, axis in enumerate(self.target) if axis.atoms and axis.atoms[0] in self.stack]
+
+    def cuts(self) -> list[Cut]:
+        """Target axes along which one source tensor may be cut, the source's outermost first.
+
+        An axis may be cut where its leading dim leads a source axis too: then a cut of the target is a stretch of
+        that source axis.
+        """
+        leads = {axis.atoms[0]: i for i, axis in enumerate(self.source) if axis.atoms}
+        leads |= self._after_split()
+        found = [
+            (leads[axis.atoms[0]], Cut(i, self.unit(i)))
+            for i, axis in enumerate(self.target)
+            if axis.atoms and axis.atoms[0] in leads and self.unit(i) < axis.length
+        ]
+        return [cut for _, cut in sorted(found, key=lambda pair: pair[0])]
+
+    def _after_split(self) -> dict[str, int]:
+        """Dims that lead their source axis once a split dim before them is fixed: ``mlp`` of ``(part mlp)``."""
+        if self.shared_reads:
+            return {}
+        return {
+            axis.atoms[1]: i
+            for i, axis in enumerate(self.source)
+            if len(axis.atoms) > 1 and axis.atoms[0] in self.split
+        }
+
+    def unit(self, axis: int) -> int:
+        """The smallest length by which a target axis may be cut; the whole axis where a cut would not be even."""
+        geometry = self.target[axis]
+        first = geometry.factors[0]
+        unit = geometry.row * first.inner
+        return geometry.length if (first.offset * geometry.row) % unit else unit
+
+    def ranges(self, box: tuple[Range, ...]) -> dict[str, Range] | None:
+        """The range of every target dim inside a box of the target array; None when the rule has no element there."""
+        ranges: dict[str, Range] = {}
+        for axis, span in zip(self.target, box, strict=True):
+            inside = _axis_ranges(axis, span)
+            if inside is None:
+                return None
+            ranges.update(inside)
+        return ranges
+
+
+def _axis_ranges(axis: AxisGeometry, span: Range) -> dict[str, Range] | None:
+    ranges = {a: (0, n) for f in axis.factors for a, n in zip(f.atoms, f.sizes, strict=True)}
+    if span == (0, axis.length) or not axis.factors[0].atoms:
+        return ranges
+    first = axis.factors[0]
+    unit = axis.row * first.inner
+    start = max(0, span[0] - first.offset * axis.row)
+    stop = span[1] - first.offset * axis.row
+    low, high = start // unit, min(-(-stop // unit), first.sizes[0])
+    if low >= high:
+        return None
+    ranges[first.atoms[0]] = (low, high)
+    return ranges
+
+
+def compile_rule(rule: PlainRule, dims: Dims) -> CompiledRule:
+    """Fills a rule's numbers in.
+
+    Raises:
+      ValueError: the rule does not fit its dims (a mistake in the family file).
+    """
+    grown = {op.dim: op.to for op in rule.ops if isinstance(op, Pad)}
+    source = side_geometry(rule.layout.source, dims, dict(rule.stored))
+    target = side_geometry(rule.layout.target, dims, grown)
+    factors = [factor for axis in (*source, *target) for factor in axis.factors]
+    sizes = {atom: size for f in factors for atom, size in zip(f.atoms, f.sizes, strict=True)}
+    stack, split = rule.stack_atoms(dims), rule.split_atoms(dims)
+    return CompiledRule(rule, dims, source, target, stack, split, rule.target.atoms(dims), sizes)
+
+
+def source_shape(compiled: CompiledRule) -> tuple[int, ...]:
+    """The shape that every source tensor of a rule must have."""
+    return shape_of(compiled.source)

@@ -1,0 +1,122 @@
+"""A family: dims, blocks, rules. One function per architecture makes it from a checkpoint's own config."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mappings.config import Config
+from mappings.dims import Dims, DimSpec
+from mappings.problems import PlanError, Problem
+from mappings.rule import Block, Ignore, PlainRule, Rule, Tie, resolve
+
+
+@dataclass(frozen=True)
+class FamilyOptions:
+    """What a user may decide about a mapping.
+
+    Attributes:
+      scan_layers: stack the layers of a block into one array (MaxText's ``scan_layers=true``).
+      vocab_size: pad the vocabulary with zero rows up to this size; None keeps the checkpoint's.
+      rope_lanes: ``interleaved``, ``split`` or ``auto``: the lane order that MaxText's attention will rotate.
+    """
+
+    scan_layers: bool = True
+    vocab_size: int | None = None
+    rope_lanes: str = "auto"
+
+
+@dataclass(frozen=True)
+class Family:
+    """Everything that says how one checkpoint maps to MaxText.
+
+    Attributes:
+      name: family name, as ``--family`` takes it.
+      dims: word to size, index set, grid or concatenation.
+      blocks: index word to how its layer group is spelt.
+      rules: the table.
+      ties: pairs of names that hold the same values.
+      ignores: tensors left out on purpose, with reasons.
+      settings: MaxText settings that load the result; written as ``maxtext.yml``.
+      sizes_from: dim to the config.json key its size came from, for error messages.
+      notes: sentences for the plan (which spelling was found, which choice was made).
+    """
+
+    name: str
+    dims: Dims
+    blocks: Mapping[str, Block]
+    rules: tuple[Rule, ...]
+    ties: tuple[Tie, ...] = ()
+    ignores: tuple[Ignore, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    sizes_from: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def plain_rules(self, scan_layers: bool) -> tuple[PlainRule, ...]:
+        """The table for one mode."""
+        return tuple(resolve(rule, self.blocks, self.dims, scan_layers) for rule in self.rules)
+
+
+FamilyMaker = Callable[[Config, Collection[str], FamilyOptions], Family]
+_MAKERS: dict[str, FamilyMaker] = {}
+_MODEL_TYPES: dict[str, str] = {}
+
+
+def register(name: str, *model_types: str) -> Callable[[FamilyMaker], FamilyMaker]:
+    """Registers a family under its name and the ``model_type`` values (or architectures) that mean it."""
+
+    def keep(maker: FamilyMaker) -> FamilyMaker:
+        _MAKERS[name] = maker
+        _MODEL_TYPES.update(dict.fromkeys(model_types or (name,), name))
+        return maker
+
+    return keep
+
+
+def family_names() -> tuple[str, ...]:
+    """Every family that ``--family`` accepts."""
+    import mappings.families  # noqa: F401  registers them
+
+    return tuple(sorted(_MAKERS))
+
+
+def find_family(config: Config, wanted: str = "auto") -> str:
+    """The family's name, from ``--family`` or from ``model_type`` and ``architectures``.
+
+    Raises:
+      PlanError: the family is not known.
+    """
+    known = family_names()
+    if wanted != "auto":
+        if wanted in known:
+            return wanted
+        raise PlanError([_unknown("--family", wanted, known)])
+    for candidate in (*config.architectures, config.model_type):
+        if candidate in _MODEL_TYPES:
+            return _MODEL_TYPES[candidate]
+    found = f"model_type {config.model_type!r}, architectures {list(config.architectures)}"
+    raise PlanError([_unknown("config.json", found, known)])
+
+
+def make_family(
+    config: Config, names: Collection[str], options: FamilyOptions, wanted: str = "auto"
+) -> Family:
+    """The family of a checkpoint, sized by its config and spelt as its tensor names are.
+
+    Raises:
+      PlanError: the family is not known, or config.json lacks a size.
+    """
+    return _MAKERS[find_family(config, wanted)](config, names, options)
+
+
+def _unknown(name: str, found: str, known: tuple[str, ...]) -> Problem:
+    return Problem(
+        name,
+        f"one of the families {', '.join(known)}",
+        found,
+        "Name the family whose layout the checkpoint has with --family, or add a family (mappings/README.md).",
+    )
+
+
+def make_dims(specs: Mapping[str, DimSpec]) -> Dims:
+    """Dims from a family's dictionary, leaving out those of size zero."""
+    return Dims({word: spec for word, spec in specs.items() if spec != 0})

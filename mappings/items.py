@@ -1,0 +1,132 @@
+"""Work items from target arrays: one outer chunk each, tiny ones grouped, interleaved ones together."""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from mappings.arrays import TargetArray, Use
+from mappings.chunking import SMALL_ARRAY_BYTES
+from mappings.compiled import CompiledRule
+from mappings.geometry import Range, box_of
+from mappings.tensors import LogicalTensor
+from mappings.work import Emit, Move, Part, Read, WorkItem
+
+MAX_GROUPED_PARTS = 256
+
+# Arrays that one read must serve together, with the chunk grid they share.
+_Group = Sequence[TargetArray]
+
+
+class ItemMaker:
+    """Makes the work items of a plan one by one."""
+
+    def __init__(
+        self, arrays: Sequence[TargetArray], tensors: Mapping[str, LogicalTensor], chunk_bytes: int
+    ) -> None:
+        self._arrays = arrays
+        self._tensors = tensors
+        self._group_bytes = max(SMALL_ARRAY_BYTES, chunk_bytes // 8)
+        self._moves: dict[int, Move] = {}
+        self._count = 0
+
+    def items(self) -> Iterator[WorkItem]:
+        """Every work item; those below a megabyte are grouped until they are worth a worker's while."""
+        waiting: list[WorkItem] = []
+        for item in self._single_items():
+            if item.write_bytes >= SMALL_ARRAY_BYTES:
+                yield self._numbered([item])
+                continue
+            waiting.append(item)
+            if len(waiting) >= MAX_GROUPED_PARTS or sum(i.write_bytes for i in waiting) >= self._group_bytes:
+                yield self._numbered(waiting)
+                waiting = []
+        if waiting:
+            yield self._numbered(waiting)
+
+    def _numbered(self, items: Sequence[WorkItem]) -> WorkItem:
+        name = f"{self._count:07d}"
+        self._count += 1
+        return _merge(name, items)
+
+    def _single_items(self) -> Iterator[WorkItem]:
+        for group in _groups(self._arrays):
+            for cell in group[0].spec.indices():
+                yield self._item(group, cell)
+
+    def _item(self, group: _Group, cell: tuple[int, ...]) -> WorkItem:
+        box = group[0].spec.box(cell)
+        moves: list[Move] = []
+        reads: list[Read] = []
+        for use in group[0].uses:
+            ranges = use.compiled.ranges(box)
+            if ranges is not None:
+                moves.append(self._move(use.compiled))
+                reads += self._reads(use, group, ranges, len(moves) - 1)
+        zero_fill = any(use.compiled.padded for use in group[0].uses)
+        parts = tuple(Part(array.spec, cell, zero_fill) for array in group)
+        return WorkItem("", tuple(moves), parts, tuple(reads), sum(_read_bytes(r, moves) for r in reads))
+
+    def _move(self, compiled: CompiledRule) -> Move:
+        key = id(compiled)
+        if key not in self._moves:
+            ops = tuple(op.to_json() for op in compiled.arithmetic)
+            self._moves[key] = Move(compiled.source, compiled.target, compiled.sizes, ops)
+        return self._moves[key]
+
+    def _reads(self, use: Use, group: _Group, ranges: Mapping[str, Range], move: int) -> Iterator[Read]:
+        compiled = use.compiled
+        shared = compiled.shared_reads
+        emits = tuple(
+            Emit(i, {atom: array.uses[0].at[atom] for atom in compiled.split})
+            for i, array in enumerate(group)
+        )
+        fixed = {} if shared else {atom: (use.at[atom], use.at[atom] + 1) for atom in compiled.split}
+        partial = {a: r for a, r in ranges.items() if r != (0, compiled.sizes[a])} | fixed
+        stack = [range(*ranges[atom]) for atom in compiled.stack]
+        for positions in itertools.product(*stack):
+            at = dict(zip(compiled.stack, positions, strict=True))
+            tensor = self._tensors[use.source_name(at)]
+            here = partial | {atom: (p, p + 1) for atom, p in at.items()}
+            yield Read(tensor, move, here, emits)
+
+
+def _groups(arrays: Sequence[TargetArray]) -> Iterator[_Group]:
+    """Arrays one by one, except those whose elements interleave in one source: they go together."""
+    together: dict[tuple, list[TargetArray]] = {}
+    for array in arrays:
+        compiled = array.uses[0].compiled
+        key: tuple = (array.name,)
+        if compiled.shared_reads:
+            same = tuple(array.uses[0].at[atom] for atom in compiled.named if atom not in compiled.split)
+            key = (id(compiled), same)
+        together.setdefault(key, []).append(array)
+    yield from together.values()
+
+
+def _read_bytes(read: Read, moves: Sequence[Move]) -> int:
+    """Bytes that a read takes from the source: its share of the stored tensors."""
+    move = moves[read.move]
+    whole = {atom: (0, size) for atom, size in move.sizes.items()}
+    box = box_of(move.source, whole | dict(read.ranges))
+    share = math.prod(stop - start for start, stop in box)
+    total = math.prod(read.tensor.shape) or 1
+    return -(-read.tensor.nbytes * share // total)
+
+
+def _merge(name: str, items: Sequence[WorkItem]) -> WorkItem:
+    """Several small items as one; indices of parts and moves shift."""
+    moves: list[Move] = []
+    parts: list[Part] = []
+    reads: list[Read] = []
+    for item in items:
+        reads += [_shift(read, len(moves), len(parts)) for read in item.reads]
+        moves += item.moves
+        parts += item.parts
+    return WorkItem(name, tuple(moves), tuple(parts), tuple(reads), sum(item.read_bytes for item in items))
+
+
+def _shift(read: Read, moves: int, parts: int) -> Read:
+    if not moves and not parts:
+        return read
+    emits = tuple(Emit(emit.part + parts, emit.at) for emit in read.emits)
+    return Read(read.tensor, read.move + moves, read.ranges, emits)
