@@ -56,7 +56,7 @@ def take_account(rules: Sequence[CompiledRule], tensors: Tensors, family: Family
 def covers(claims: Sequence[Geometry]) -> str:
     """Whether claims on one array tile it: empty when they do, else what is wrong.
 
-    A single claim must be whole. Several must be different parts of one concatenation and alike on all other axes.
+    A single claim must be whole. Several must be different parts of one concatenation, alike on all other axes.
 
     >>> covers([])
     'nothing uses it'
@@ -67,11 +67,7 @@ def covers(claims: Sequence[Geometry]) -> str:
     if len(claims) == 1 and not parts[0]:
         return ""
     if any(len(found) != 1 for found in parts):
-        return (
-            f"{len(claims)} rules use it whole or in parts of several axes"
-            if len(claims) > 1
-            else "used in parts of several axes"
-        )
+        return f"{len(claims)} rules use it whole, or in parts of several axes"
     if len({(axis, factor) for ((axis, factor, _),) in parts}) > 1 or len({_extents(c) for c in claims}) > 1:
         return "its parts lie on different axes"
     return _tile([part for ((_, _, part),) in parts])
@@ -82,8 +78,10 @@ def _tile(parts: Iterable[Factor]) -> str:
     at = 0
     ordered = sorted(parts, key=lambda part: part.offset)
     for part in ordered:
-        if part.offset != at:
-            return f"elements {min(at, part.offset)} to {max(at, part.offset)} are used {'twice' if part.offset < at else 'by no rule'}"
+        if part.offset < at:
+            return f"elements {part.offset} to {at} are used twice"
+        if part.offset > at:
+            return f"elements {at} to {part.offset} are used by no rule"
         at += math.prod(part.sizes)
     extent = ordered[-1].extent
     return "" if at == extent else f"elements {at} to {extent} are used by no rule"

@@ -75,25 +75,17 @@ class _Texts:
 
     def __init__(self, compiled: CompiledRule) -> None:
         self.sources = compiled.rule.source.pattern(compiled.dims)
-        ops = (
-            [str(compiled.rule.layout)] if compiled.rule.layout.source != compiled.rule.layout.target else []
-        )
+        ops = [str(compiled.rule.layout)] if compiled.rule.layout.source != compiled.rule.layout.target else []
         self.ops = "; ".join([*ops, *(op.describe() for op in compiled.rule.ops)])
 
 
 def _check(name: str, users: Sequence[Use]) -> list[Problem]:
     shapes = {shape_of(use.compiled.target) for use in users}
-    wrong = (
-        "its rules give it different shapes"
-        if len(shapes) > 1
-        else covers([u.compiled.target for u in users])
-    )
+    wrong = "its rules give it different shapes" if len(shapes) > 1 else covers([u.compiled.target for u in users])
     if not wrong:
         return []
     rules = "; ".join(str(use.compiled.rule.layout) for use in users)
-    return [
-        Problem(name, "every element written exactly once", wrong, "Mend the family's rules.", rule=rules)
-    ]
+    return [Problem(name, "every element written exactly once", wrong, "Mend the family's rules.", rule=rules)]
 
 
 def _array(
@@ -125,9 +117,7 @@ def _common_cuts(users: Sequence[Use]) -> tuple[list[Cut], list[Cut]]:
     stacked_axes = set(first.stacked_axes()).intersection(*(u.compiled.stacked_axes() for u in users))
     stacked = [Cut(axis, _unit(users, axis)) for axis in sorted(stacked_axes)]
     cut_axes = set.intersection(*({cut.axis for cut in u.compiled.cuts()} for u in users))
-    cuts = [
-        Cut(cut.axis, _unit(users, cut.axis)) for cut in first.cuts() if cut.axis in cut_axes - stacked_axes
-    ]
+    cuts = [Cut(cut.axis, _unit(users, cut.axis)) for cut in first.cuts() if cut.axis in cut_axes - stacked_axes]
     length = shape_of(first.target)
     return stacked, [cut for cut in cuts if cut.unit < length[cut.axis]]
 

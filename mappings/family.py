@@ -97,9 +97,7 @@ def find_family(config: Config, wanted: str = "auto") -> str:
     raise PlanError([_unknown("config.json", found, known)])
 
 
-def make_family(
-    config: Config, names: Collection[str], options: FamilyOptions, wanted: str = "auto"
-) -> Family:
+def make_family(config: Config, names: Collection[str], options: FamilyOptions, wanted: str = "auto") -> Family:
     """The family of a checkpoint, sized by its config and spelt as its tensor names are.
 
     Raises:

@@ -20,9 +20,7 @@ _Group = Sequence[TargetArray]
 class ItemMaker:
     """Makes the work items of a plan one by one."""
 
-    def __init__(
-        self, arrays: Sequence[TargetArray], tensors: Mapping[str, LogicalTensor], chunk_bytes: int
-    ) -> None:
+    def __init__(self, arrays: Sequence[TargetArray], tensors: Mapping[str, LogicalTensor], chunk_bytes: int) -> None:
         self._arrays = arrays
         self._tensors = tensors
         self._group_bytes = max(SMALL_ARRAY_BYTES, chunk_bytes // 8)
@@ -77,8 +75,7 @@ class ItemMaker:
         compiled = use.compiled
         shared = compiled.shared_reads
         emits = tuple(
-            Emit(i, {atom: array.uses[0].at[atom] for atom in compiled.split})
-            for i, array in enumerate(group)
+            Emit(i, {atom: array.uses[0].at[atom] for atom in compiled.split}) for i, array in enumerate(group)
         )
         fixed = {} if shared else {atom: (use.at[atom], use.at[atom] + 1) for atom in compiled.split}
         partial = {a: r for a, r in ranges.items() if r != (0, compiled.sizes[a])} | fixed

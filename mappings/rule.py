@@ -44,9 +44,7 @@ class Template:
 
         def value(match: re.Match[str]) -> str:
             every = dims.positions(dims.atoms_of(match.group(1)))
-            ends = [
-                str((dims.position if match.group(2) else dims.label)(match.group(1), at)) for at in every
-            ]
+            ends = [str((dims.position if match.group(2) else dims.label)(match.group(1), at)) for at in every]
             return ends[0] if len(ends) == 1 else f"{{{ends[0]}..{ends[-1]}}}"
 
         return _FIELD.sub(value, self.text)

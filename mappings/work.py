@@ -142,8 +142,7 @@ def _geometry_json(geometry: Geometry) -> list[Any]:
 
 def _geometry(data: list[Any]) -> Geometry:
     return tuple(
-        AxisGeometry(tuple(Factor(e, o, tuple(atoms), tuple(sizes)) for e, o, atoms, sizes in axis))
-        for axis in data
+        AxisGeometry(tuple(Factor(e, o, tuple(atoms), tuple(sizes)) for e, o, atoms, sizes in axis)) for axis in data
     )
 
 

@@ -38,9 +38,7 @@ def assemble(item: WorkItem, load: Load, allocate: Allocate) -> list[np.ndarray]
     return buffers
 
 
-def _place_read(
-    item: WorkItem, read: Read, ops: Sequence[Op], load: Load, buffers: Sequence[np.ndarray]
-) -> None:
+def _place_read(item: WorkItem, read: Read, ops: Sequence[Op], load: Load, buffers: Sequence[np.ndarray]) -> None:
     move = item.moves[read.move]
     ranges = {atom: (0, size) for atom, size in move.sizes.items()} | dict(read.ranges)
     itemsize = numpy_dtype(read.tensor.dtype).itemsize

@@ -66,11 +66,7 @@ def _rope_settings(config: Config, interleaved: bool) -> dict[str, Any]:
 
 
 def _lanes_note(config: Config, options: FamilyOptions, interleaved: bool) -> str:
-    order = (
-        "interleaved (MaxText rope_type llama3.1)"
-        if interleaved
-        else "half-split (MaxText rope_type default)"
-    )
+    order = "interleaved (MaxText rope_type llama3.1)" if interleaved else "half-split (MaxText rope_type default)"
     why = f"--rope-lanes {options.rope_lanes}"
     if options.rope_lanes == "auto":
         why = f"config.json says rope type {config.rope_type!r}"

@@ -74,9 +74,7 @@ def _dense(name: str, config: Config, options: FamilyOptions, bias: bool, qk_nor
     return _family(name, dims, rules, settings)
 
 
-def _family(
-    name: str, dims: dict, rules: tuple[Rule, ...], settings: dict, notes: tuple[str, ...] = ()
-) -> Family:
+def _family(name: str, dims: dict, rules: tuple[Rule, ...], settings: dict, notes: tuple[str, ...] = ()) -> Family:
     return Family(
         name=name,
         dims=make_dims(dims),

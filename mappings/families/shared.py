@@ -37,9 +37,7 @@ def layer_rule(
     source: str, target: str, layout: str, ops: tuple[Op, ...] = (), layer: str = "layer", dtype: str = ""
 ) -> Rule:
     """A rule of every layer: ``model.layers.{layer}.SOURCE`` to ``params-decoder-[layer]-TARGET``."""
-    return Rule(
-        f"model.layers.{{{layer}}}.{source}", f"params-decoder-[{layer}]-{target}", layout, ops, dtype
-    )
+    return Rule(f"model.layers.{{{layer}}}.{source}", f"params-decoder-[{layer}]-{target}", layout, ops, dtype)
 
 
 def query_scale(head_dim: int) -> Scale:
@@ -112,9 +110,7 @@ LLAMA_NORMS = {
 }
 
 
-def gated_mlp(
-    source: str = "mlp", target: str = "mlp", layer: str = "layer", mlp: str = "mlp"
-) -> tuple[Rule, ...]:
+def gated_mlp(source: str = "mlp", target: str = "mlp", layer: str = "layer", mlp: str = "mlp") -> tuple[Rule, ...]:
     """A gated MLP: gate, up and down projections, all transposed."""
     return tuple(
         layer_rule(f"{source}.{hf}.weight", f"{target}-{maxtext}-kernel",
@@ -152,10 +148,9 @@ def routed_experts(
     return (gate, *experts)
 
 
-def fused_experts(
-    source: str, target: str, layer: str = "layer", mlp: str = "expert_mlp"
-) -> tuple[Rule, ...]:
-    """Experts as transformers 5 fuses them: ``gate_up_proj [expert, 2 mlp, embed]``, ``down_proj [expert, embed, mlp]``."""
+def fused_experts(source: str, target: str, layer: str = "layer", mlp: str = "expert_mlp") -> tuple[Rule, ...]:
+    """Experts as transformers 5 fuses them: ``gate_up_proj [expert, 2 mlp, embed]`` and
+    ``down_proj [expert, embed, mlp]``."""
     return (
         layer_rule(f"{source}.experts.gate_up_proj", f"{target}-{{part}}",
                    f"expert (part {mlp}) embed -> expert {layer} embed {mlp}", (), layer),
