@@ -6,7 +6,7 @@ import difflib
 import io
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mappings.problems import FerryError
@@ -19,6 +19,8 @@ RUNNING_MODES = ("in_memory", "multi_threading", "multi_processing")
 # All of them mean the engine inside Beam's Python package. Left to itself, Beam would turn "DirectRunner"
 # into a downloaded engine on machines that reach the network, and into this one on machines that do not.
 _LOCAL_NAMES = ("", "direct", "directrunner", "fnapirunner")
+# Beam has no short name for it.
+_DASK_NAME = "apache_beam.runners.dask.dask_runner.DaskRunner"
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,19 @@ class EngineChoice:
     def is_local(self) -> bool:
         """Whether it is the local engine."""
         return not self.runner
+
+    @property
+    def is_dask(self) -> bool:
+        """Whether it is Beam's runner on a Dask cluster."""
+        return self.runner == _DASK_NAME
+
+    def cut_for_dask(self, partitions: int) -> "EngineChoice":
+        """The choice with a number of Dask partitions, unless the user gave one: Beam's own guess is one."""
+        if not self.is_dask or any(
+            arg.startswith(("--dask_npartitions", "--dask_partition_size")) for arg in self.args
+        ):
+            return self
+        return replace(self, args=(*self.args, f"--dask_npartitions={partitions}"))
 
 
 def cores() -> int:
@@ -65,51 +80,50 @@ def choose_engine(beam_args: Sequence[str]) -> EngineChoice:
     except argparse.ArgumentError as error:
         raise FerryError(str(error)) from error
     if known.direct_num_workers < 0:
-        raise FerryError(
-            f"--direct_num_workers is {known.direct_num_workers}; it must be 0 (one per core) or more"
-        )
-    runner = "" if known.runner.lower() in _LOCAL_NAMES else known.runner
+        raise FerryError(f"--direct_num_workers is {known.direct_num_workers}; it must be 0 (one per core) or more")
+    runner = _full_name(known.runner)
     workers = known.direct_num_workers or cores()
     if known.direct_running_mode == "in_memory":
         workers = 1
     return EngineChoice(runner, known.direct_running_mode, workers, tuple(beam_args))
 
 
-def pipeline_options(choice: EngineChoice, **defaults: Any) -> "PipelineOptions":
-    """Beam's options object for a choice; unknown and malformed options are refused.
+def _full_name(runner: str) -> str:
+    if runner.lower() in _LOCAL_NAMES:
+        return ""
+    return _DASK_NAME if runner.lower() == "daskrunner" else runner
 
-    Args:
-      choice: the engine and the options as given.
-      defaults: options to set by name unless the user has given them.
+
+def pipeline_options(choice: EngineChoice) -> "PipelineOptions":
+    """Beam's options object for a choice; unknown and malformed options are refused.
 
     Raises:
       FerryError: when Beam does not know an option, or cannot read its value.
     """
     from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
 
-    if choice.runner.lower() == "daskrunner":
+    if choice.is_dask:
         _import_dask_options()
     parser = _BeamArgumentParser(allow_abbrev=False)
     for options_class in {str(each): each for each in PipelineOptions.__subclasses__()}.values():
         options_class._add_argparse_args(parser)
-    given = _parse(parser, choice.args)
-    named = {name: value for name, value in defaults.items() if getattr(given, name, None) is None}
+    _check(parser, choice.args)
+    named: dict[str, Any] = {"runner": choice.runner}
     if choice.is_local:
-        named |= {"direct_running_mode": choice.running_mode, "direct_num_workers": choice.workers}
+        named = {"direct_running_mode": choice.running_mode, "direct_num_workers": choice.workers}
     return PipelineOptions(flags=list(choice.args), **named)
 
 
-def _parse(parser: argparse.ArgumentParser, args: Sequence[str]) -> argparse.Namespace:
+def _check(parser: argparse.ArgumentParser, args: Sequence[str]) -> None:
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            known, unknown = parser.parse_known_args(list(args))
+            _, unknown = parser.parse_known_args(list(args))
     except SystemExit as error:
         last = complaint.getvalue().strip().splitlines()[-1:] or ["a Beam option is malformed"]
         raise FerryError(last[0].split("error: ", 1)[-1]) from error
     if unknown:
         raise FerryError(_unknown_sentence(unknown, parser))
-    return known
 
 
 def _unknown_sentence(unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:

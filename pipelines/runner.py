@@ -119,9 +119,7 @@ class _Run:
     def tally_path(self) -> str:
         if self.options.tally_path:
             return self.options.tally_path
-        return (
-            os.path.join(self.run_dir, "tally.json") if self.choice.is_local else self.items_path + ".tally"
-        )
+        return os.path.join(self.run_dir, "tally.json") if self.choice.is_local else self.items_path + ".tally"
 
     def result(self) -> Tally:
         os.makedirs(self.run_dir)
@@ -229,8 +227,7 @@ def _pipeline(choice: EngineChoice, stretches: Sequence[Any]) -> Any:
     if choice.is_local:
         options = pipeline_options(choice)
         return beam.Pipeline(runner=local_engine(options), options=options)
-    defaults = {"dask_npartitions": len(stretches)} if choice.runner.lower() == "daskrunner" else {}
-    options = pipeline_options(choice, **defaults)
+    options = pipeline_options(choice.cut_for_dask(len(stretches)))
     try:
         return beam.Pipeline(options=options)
     except (ValueError, ImportError, AttributeError) as error:

@@ -58,9 +58,7 @@ class _Outcome(threading.Thread):
             self.ended.set()
 
 
-def supervise(
-    run: Callable[[], None], deaths: Deaths, stop: StopFlag, grace_seconds: float
-) -> BaseException | None:
+def supervise(run: Callable[[], None], deaths: Deaths, stop: StopFlag, grace_seconds: float) -> BaseException | None:
     """Runs a function in a thread and comes back when it ends, fails or can no longer end.
 
     After a worker's death the engine gets a few seconds to notice; then it is left behind.

@@ -17,9 +17,7 @@ def test_every_item_is_in_one_bin_and_no_bin_could_have_given_its_last_item_away
     assert sorted(item for bin_items in packed for item in bin_items) == list(range(len(sizes)))
     loads = [sum(sizes[item] for item in bin_items) for bin_items in packed]
     for bin_items, load in zip(packed, loads, strict=True):
-        assert [sizes[item] for item in bin_items] == sorted(
-            (sizes[item] for item in bin_items), reverse=True
-        )
+        assert [sizes[item] for item in bin_items] == sorted((sizes[item] for item in bin_items), reverse=True)
         if bin_items:
             assert load - sizes[bin_items[-1]] <= min(loads)
 
@@ -27,15 +25,11 @@ def test_every_item_is_in_one_bin_and_no_bin_could_have_given_its_last_item_away
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=7), st.integers(1, 3))
 def test_fullest_bin_is_within_four_thirds_of_the_best_packing(sizes, bins):
     def fullest(choice):
-        return max(
-            sum(size for size, where in zip(sizes, choice, strict=True) if where == b) for b in range(bins)
-        )
+        return max(sum(size for size, where in zip(sizes, choice, strict=True) if where == b) for b in range(bins))
 
     best = min(fullest(choice) for choice in product(range(bins), repeat=len(sizes)))
     packed = longest_first(sizes, bins)
-    assert (
-        max(sum(sizes[item] for item in share) for share in packed) <= best * (4 / 3 - 1 / (3 * bins)) + 1e-9
-    )
+    assert max(sum(sizes[item] for item in share) for share in packed) <= best * (4 / 3 - 1 / (3 * bins)) + 1e-9
 
 
 def test_known_packing():

@@ -20,6 +20,7 @@ from pipelines.runner import RunOptions, run_items
 from pipelines.stop_flag import StopFlag
 from pipelines.tally import KEPT_FAILURES, Failure, Tally
 
+DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"
 SIZES = [7, 300, 11, 5, 120, 64, 3, 250, 90, 17, 41]
 
 
@@ -132,9 +133,7 @@ def test_a_failure_stops_the_run_and_is_a_sentence(trouble, sentence, plan, out,
     assert set(_runs(out)) == {"item 1", "item 7"}
     first, rest = str(caught.value).splitlines()
     assert first == sentence
-    assert rest.startswith(
-        "1 of 11 work items failed, 8 were not started; what is done stays done. Run the same"
-    )
+    assert rest.startswith("1 of 11 work items failed, 8 were not started; what is done stays done. Run the same")
     log = tmp_path / "state" / "beam.log"
     assert ("Traceback" in log.read_text()) == (trouble != "sentence")
     assert (f"Details: {log}" in rest) == (trouble != "sentence")
@@ -245,7 +244,7 @@ def test_wrong_beam_options_are_sentences(args, sentence, plan, out, tmp_path, c
         (["--runner=DirectRunner", "--direct_num_workers", "3"], "", "multi_threading", 3),
         (["--runner", "FnApiRunner", "--direct_running_mode=in_memory", "--direct_num_workers=3"],)
         + ("", "in_memory", 1),
-        (["--runner=DaskRunner", "--direct_num_workers=3"], "DaskRunner", "multi_threading", 3),
+        (["--runner=DaskRunner", "--direct_num_workers=3"], DASK, "multi_threading", 3),
     ],
 )
 def test_engine_choice(args, runner, mode, workers):
@@ -253,9 +252,16 @@ def test_engine_choice(args, runner, mode, workers):
     assert (choice.runner, choice.running_mode, choice.workers) == (runner, mode, workers)
 
 
+def test_dask_gets_a_partition_per_stretch_unless_told():
+    assert choose_engine(["--runner=DaskRunner"]).cut_for_dask(7).args[1:] == ("--dask_npartitions=7",)
+    told = choose_engine(["--runner=DaskRunner", "--dask_npartitions=3"])
+    assert told.cut_for_dask(7) == told
+    assert choose_engine([]).cut_for_dask(7).args == ()
+
+
 def test_beam_options_come_from_our_arguments_alone(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["tensorferry", "--project=from-sys-argv"])
-    options = pipeline_options(choose_engine(["--region=europe-west4"]), dask_npartitions=4).get_all_options()
+    options = pipeline_options(choose_engine(["--region=europe-west4"])).get_all_options()
     assert options["project"] is None
     assert options["region"] == "europe-west4"
 
