@@ -14,21 +14,19 @@ from transforms.relayout import transpose_into
 
 Ranges = Mapping[str, Range]
 Load = Callable[[LogicalTensor, Box], np.ndarray]
-Allocate = Callable[[Part], np.ndarray]
 
 
-def assemble(item: WorkItem, load: Load, allocate: Allocate) -> list[np.ndarray]:
+def assemble(item: WorkItem, load: Load, buffers: list[np.ndarray]) -> list[np.ndarray]:
     """Fills the parts of a work item.
 
     Args:
       item: what to do.
       load: reads a box of a logical tensor; the result may be overwritten by the next call.
-      allocate: gives a C-contiguous buffer of a part's box shape and dtype.
+      buffers: per part a C-contiguous array of its box's shape and dtype; filled and returned.
 
     Returns:
       One array per part, of the shape of its chunk.
     """
-    buffers = [allocate(part) for part in item.parts]
     for part, buffer in zip(item.parts, buffers, strict=True):
         if part.zero_fill:
             buffer.view(np.uint8).fill(0)
