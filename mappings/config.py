@@ -89,6 +89,12 @@ class Config:
     def kv_heads(self) -> int:
         return self.size("num_key_value_heads", self.size("num_attention_heads"))
 
+    def with_tied(self, tied: bool) -> "Config":
+        """The same config with the output head tied to the embedding, or not."""
+        changed = Config(self.raw)
+        changed._merged["tie_word_embeddings"] = tied
+        return changed
+
     @property
     def tied(self) -> bool:
         return bool(self.get("tie_word_embeddings", False))

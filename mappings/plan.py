@@ -2,14 +2,13 @@
 
 import hashlib
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 from mappings.account import Account, take_account
-from mappings.arrays import TargetArray, target_arrays
+from mappings.arrays import PathOf, TargetArray, target_arrays, tree_path
 from mappings.compiled import CompiledRule, compile_rule
 from mappings.family import Family
 from mappings.items import ItemMaker
@@ -44,9 +43,10 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over a plan, in bytes unless named otherwise."""
+    """Sums over a plan; an object is one outer chunk."""
 
     arrays: int
+    objects: int
     work_items: int
     read_bytes: int
     write_bytes: int
@@ -86,12 +86,12 @@ class Plan:
     @cached_property
     def _summary(self) -> tuple[Totals, str]:
         digest = hashlib.sha256(self._head().encode())
-        count = read = write = largest = 0
+        objects = count = read = write = largest = 0
         for line, item in self.lines():
             digest.update(line.encode())
             count, read, write = count + 1, read + item.read_bytes, write + item.write_bytes
-            largest = max(largest, item.peak_bytes)
-        return Totals(len(self.arrays), count, read, write, largest), digest.hexdigest()
+            objects, largest = objects + len(item.parts), max(largest, item.peak_bytes)
+        return Totals(len(self.arrays), objects, count, read, write, largest), digest.hexdigest()
 
     @property
     def totals(self) -> Totals:
@@ -125,10 +125,11 @@ def plan_rules(
     tensors: Mapping[str, LogicalTensor],
     options: PlanOptions,
     source_digest: str = "",
+    path_of: PathOf = tree_path,
 ) -> Plan:
-    """Plans with rules already compiled; the way for inverse rules as well."""
+    """Plans with rules already compiled; the way for inverse rules as well, whose arrays have Hugging Face names."""
     account = take_account(rules, tensors, family)
-    arrays, problems = target_arrays(rules, tensors, options.dtype, options.effective_chunk_bytes)
+    arrays, problems = target_arrays(rules, tensors, options.dtype, options.effective_chunk_bytes, path_of)
     plan = Plan(family, options, source_digest, arrays, account, tensors, (*account.problems, *problems))
     if plan.problems:
         return plan
@@ -147,14 +148,6 @@ def _too_big(plan: Plan) -> list[Problem]:
         for item in plan.items()
         if item.peak_bytes > bound
     ]
-
-
-def grouped(rules: Sequence[CompiledRule]) -> dict[str, list[CompiledRule]]:
-    """Rules by target name pattern, for reports."""
-    groups: dict[str, list[CompiledRule]] = defaultdict(list)
-    for compiled in rules:
-        groups[compiled.rule.target.pattern(compiled.dims)].append(compiled)
-    return groups
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

@@ -48,3 +48,6 @@ class PlanError(FerryError):
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
+
+    def __reduce__(self) -> tuple[type["PlanError"], tuple[tuple[Problem, ...]]]:
+        return type(self), (self.problems,)

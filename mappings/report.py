@@ -1,0 +1,113 @@
+"""The plan as text: a table for people, and for golden files that are reviewed as a diff."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from mappings.arrays import TargetArray
+from mappings.plan import Plan
+from mappings.problems import Problem
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_SHOWN_IGNORED = 12
+
+
+def bytes_text(nbytes: float) -> str:
+    """Bytes for people.
+
+    >>> bytes_text(1023), bytes_text(3 << 20), bytes_text(int(2.5 * 2**40))
+    ('1023 B', '3.00 MiB', '2.50 TiB')
+    """
+    value, unit = float(nbytes), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{int(nbytes)} B" if unit == 0 else f"{value:.2f} {_UNITS[unit]}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Target arrays that differ only in an index of their name, as one line of the table."""
+
+    name: str
+    count: int
+    first: TargetArray
+
+
+def rows(arrays: Iterable[TargetArray]) -> list[Row]:
+    """Arrays grouped by name pattern and shape, in the plan's order."""
+    groups: dict[tuple, list[TargetArray]] = {}
+    for array in arrays:
+        use = array.uses[0].compiled
+        pattern = use.rule.target.pattern(use.dims)
+        groups.setdefault((pattern, array.spec.shape, array.spec.dtype, array.spec.chunk), []).append(array)
+    return [Row(key[0], len(group), group[0]) for key, group in groups.items()]
+
+
+def plan_text(plan: Plan) -> str:
+    """The whole plan: notes, target arrays with their sources and ops, what is left out, problems, totals."""
+    return "\n".join(_lines(plan)) + "\n"
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    mode = "scanned" if plan.options.scan_layers else "unrolled"
+    yield f"{plan.family.name}, {mode} layers, dtype {plan.options.dtype}, {len(plan.tensors):,} source tensors"
+    yield from (f"  {note}" for note in plan.family.notes)
+    if plan.arrays:
+        yield ""
+        yield from _table(rows(plan.arrays))
+    yield from _ignored(plan)
+    yield ""
+    yield from (_totals(plan) if not plan.problems else problem_lines(plan.problems))
+
+
+def _table(table: Sequence[Row]) -> Iterator[str]:
+    cells = [
+        (f"{row.name}{f'  x{row.count}' if row.count > 1 else ''}", row.first.spec.dtype, _list(row.first.spec.shape),
+         _list(row.first.spec.chunk))
+        for row in table
+    ]  # fmt: skip
+    header = ("target array", "dtype", "shape", "chunk")
+    widths = [max(len(line[i]) for line in (header, *cells)) for i in range(len(header))]
+    yield _padded(header, widths)
+    for row, line in zip(table, cells, strict=True):
+        yield _padded(line, widths)
+        yield f"    from {row.first.sources}" + (f"  by  {row.first.ops}" if row.first.ops else "")
+
+
+def _padded(line: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+
+
+def _list(lengths: Sequence[int]) -> str:
+    return "[" + ", ".join(map(str, lengths)) + "]"
+
+
+def _ignored(plan: Plan) -> Iterator[str]:
+    reasons: dict[str, list[str]] = {}
+    for name, why in plan.account.ignored.items():
+        reasons.setdefault(why, []).append(name)
+    if reasons:
+        yield ""
+        yield f"left out: {len(plan.account.ignored):,} source tensors"
+    for why, names in reasons.items():
+        shown = ", ".join(names[:_SHOWN_IGNORED])
+        more = f" and {len(names) - _SHOWN_IGNORED:,} more" if len(names) > _SHOWN_IGNORED else ""
+        yield f"  {shown}{more}: {why}"
+
+
+def problem_lines(problems: Sequence[Problem]) -> Iterator[str]:
+    """Every problem on a line, and their count."""
+    yield f"The plan does not add up: {len(problems):,} problem{'s' if len(problems) > 1 else ''}."
+    yield from (f"  {problem}" for problem in problems)
+
+
+def _totals(plan: Plan) -> Iterator[str]:
+    totals = plan.totals
+    yield f"bytes read     {totals.read_bytes:>20,}  {bytes_text(totals.read_bytes)}"
+    yield f"bytes written  {totals.write_bytes:>20,}  {bytes_text(totals.write_bytes)}  (disk needed)"
+    yield f"target arrays  {totals.arrays:>20,}"
+    yield f"objects        {totals.objects:>20,}"
+    yield f"work items     {totals.work_items:>20,}"
+    yield f"largest item   {totals.largest_item_bytes:>20,}  {bytes_text(totals.largest_item_bytes)} of tensors at once"
+    bound = plan.options.worker_memory_bytes
+    yield f"worker memory  {bound:>20,}  {bytes_text(bound)} of tensors at most, all threads of a worker together"
+    yield f"plan digest    {plan.digest}"

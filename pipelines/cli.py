@@ -1,0 +1,109 @@
+"""The command line: ``tensorferry plan | convert | verify | inspect``. Imports nothing heavy before a command runs."""
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from mappings.problems import FerryError, PlanError
+
+COMMANDS = {
+    "plan": "show what would be written, from headers only",
+    "convert": "convert a Hugging Face checkpoint into an Orbax checkpoint in MaxText's layout",
+    "verify": "re-read a converted checkpoint and compare it with its source",
+    "inspect": "list what a Hugging Face or Orbax checkpoint holds",
+}
+
+_EPILOG = """\
+examples:
+  tensorferry plan    --source Llama-3.1-8B
+  tensorferry convert --source Llama-3.1-8B --output checkpoints/llama
+  tensorferry verify  --source Llama-3.1-8B --output checkpoints/llama
+  tensorferry inspect checkpoints/llama
+
+exit codes: 0 done; 1 it failed, the same command resumes; 2 the plan does not add up, nothing was written;
+3 verify found a difference.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        "tensorferry",
+        description="Moves terabyte model checkpoints between the layouts that training teams use.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"tensorferry {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        module = importlib.import_module(f"pipelines.commands.{name}")
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=module.__doc__,
+            epilog=module.EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        module.add_arguments(command)
+        command.add_argument("--debug", action="store_true", help="show the traceback of a failure")
+        command.set_defaults(run=module.run)
+    return parser
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("tensorferry")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code; a foreseeable fault is shown as sentences."""
+    args, rest = build_parser().parse_known_args(argv)
+    takes_beam = args.command == "convert"
+    if rest and not takes_beam:
+        build_parser().error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        return args.run(args, rest) if takes_beam else args.run(args)
+    except PlanError as error:
+        return _tell_plan(error, args.debug)
+    except FerryError as error:
+        return _tell(error, args.debug)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): not a fault.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _tell_plan(error: PlanError, debug: bool) -> int:
+    from mappings.report import problem_lines
+
+    _trace(debug)
+    print(*problem_lines(error.problems), "Nothing was written.", sep="\n", file=sys.stderr)
+    return error.exit_code
+
+
+def _tell(error: FerryError, debug: bool) -> int:
+    _trace(debug)
+    print(f"tensorferry: {error}", file=sys.stderr)
+    if getattr(error, "still_running", False):
+        from pipelines.supervisor import leave
+
+        leave(error.exit_code)
+    return error.exit_code
+
+
+def _trace(debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""One module per command: its arguments, and the function that runs it."""

@@ -1,0 +1,83 @@
+"""Arguments that several commands share."""
+
+import argparse
+import re
+
+from mappings.family import FamilyOptions
+from mappings.plan import PlanOptions
+from pipelines.planning import LM_HEADS, ConversionOptions
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+DTYPES = ("bfloat16", "float32", "source")
+
+
+def byte_count(text: str) -> int:
+    """A number of bytes: ``1073741824``, ``64MiB``, ``1G``.
+
+    >>> byte_count("64MiB"), byte_count("1g"), byte_count("512")
+    (67108864, 1073741824, 512)
+
+    Raises:
+      argparse.ArgumentTypeError: the text is not a number of bytes.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    count = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes, such as 1GiB, 512M or 67108864")
+    return count
+
+
+def positive_int(text: str) -> int:
+    """A whole number above zero."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
+    return int(text)
+
+
+def add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments that decide what the plan is."""
+    parser.add_argument("--source", required=True, metavar="PATH", help="a Hugging Face checkpoint")
+    parser.add_argument("--family", default="auto", help="model family; auto (default) takes it from config.json")
+    layers = parser.add_mutually_exclusive_group()
+    layers.add_argument(
+        "--scan-layers", dest="scan_layers", action="store_true", default=True,
+        help="layers stacked in one array per block, as MaxText's scan_layers=true wants (default)",
+    )  # fmt: skip
+    layers.add_argument(
+        "--no-scan-layers", dest="scan_layers", action="store_false", help="arrays of each layer's own"
+    )
+    parser.add_argument(
+        "--dtype", default="bfloat16", choices=DTYPES, help="dtype of the weights; source keeps what they have"
+    )
+    parser.add_argument(
+        "--vocab-size", type=positive_int, metavar="N", help="pad the vocabulary with zero rows up to N"
+    )
+    parser.add_argument(
+        "--rope-lanes", default="auto", choices=("auto", "interleaved", "split"),
+        help="order of rotary lanes of Llama blocks; auto follows config.json: interleaved for rope type llama3",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lm-head", default="auto", choices=LM_HEADS,
+        help="a stored lm_head that config.json ties to the embedding: auto compares them and stops when they differ",
+    )  # fmt: skip
+    parser.add_argument(
+        "--chunk-bytes", type=byte_count, default=64 << 20, metavar="BYTES",
+        help="aim for one stored object (default 64MiB); never more than an eighth of --worker-memory-bytes",
+    )  # fmt: skip
+    parser.add_argument(
+        "--worker-memory-bytes", type=byte_count, default=1 << 30, metavar="BYTES",
+        help="bound on tensor bytes that one worker process holds at once (default 1GiB)",
+    )  # fmt: skip
+
+
+def conversion_options(args: argparse.Namespace) -> ConversionOptions:
+    """The options that the arguments tell."""
+    from pipelines.convert import absolute
+
+    return ConversionOptions(
+        source=absolute(args.source),
+        family=args.family,
+        mapping=FamilyOptions(args.scan_layers, args.vocab_size, args.rope_lanes),
+        target=PlanOptions(args.scan_layers, args.dtype, args.chunk_bytes, args.worker_memory_bytes),
+        lm_head=args.lm_head,
+    )

@@ -1,0 +1,50 @@
+"""Shows what a conversion would write, from config.json and headers only: no weight is read, nothing is written."""
+
+import argparse
+import json
+import sys
+
+from pipelines.commands.arguments import add_conversion_arguments, conversion_options
+
+EPILOG = """\
+examples:
+  tensorferry plan --source Llama-3.1-8B
+  tensorferry plan --source Llama-3.1-8B --no-scan-layers --dtype float32 --json plan.json
+
+exit codes: 0 the plan adds up; 2 it does not, and every problem is listed.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``plan``."""
+    add_conversion_arguments(parser)
+    parser.add_argument("--json", metavar="FILE", help="also write the plan as JSON, - for standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the plan; 0 when it adds up, 2 when not."""
+    from mappings.plan import plan_json
+    from mappings.report import plan_text
+    from pipelines.planning import plan_conversion
+
+    conversion = plan_conversion(conversion_options(args))
+    plan = conversion.plan
+    if args.json:
+        text = json.dumps(plan_json(plan), indent=1)
+        if args.json == "-":
+            print(text)
+        else:
+            with open(args.json, "w") as file:
+                file.write(text + "\n")
+    print(plan_text(plan), end="", file=sys.stderr if args.json == "-" else sys.stdout)
+    _print_notes(conversion)
+    return 2 if plan.problems else 0
+
+
+def _print_notes(conversion) -> None:  # noqa: ANN001
+    checkpoint = conversion.checkpoint
+    if checkpoint.unindexed:
+        names = ", ".join(checkpoint.unindexed[:5])
+        print(f"not in the index, left alone: {len(checkpoint.unindexed):,} tensors ({names} …)", file=sys.stderr)
+    for name, to in conversion.compare:
+        print(f"{name} is stored although tied to {to}: convert compares their bytes first", file=sys.stderr)

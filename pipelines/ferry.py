@@ -1,0 +1,117 @@
+"""The work on one item: read its ranges, fill its parts, write them, leave a receipt."""
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mappings.geometry import Box
+from mappings.tensors import LogicalTensor
+from mappings.work import Part, WorkItem
+from pipelines.assemble import assemble
+from pipelines.byte_source import ByteSource, open_source
+from pipelines.memory import shared_budget
+from pipelines.receipts import Receipts
+from pipelines.regions import Scratch, ScratchPool, read_box
+from pipelines.sink import Sink
+from transforms.digest import digest
+from transforms.dtypes import numpy_dtype
+from transforms.statistics import statistics
+
+_ALIGNMENT = 64
+_pools: dict[str, ScratchPool] = {}
+
+
+def load_region(source: ByteSource, scratch: Scratch) -> Callable[[LogicalTensor, Box], np.ndarray]:
+    """How a box of a logical tensor is read and decoded."""
+
+    def load(tensor: LogicalTensor, box: Box) -> np.ndarray:
+        return read_box(source, tensor.stored["values"], box, scratch)
+
+    return load
+
+
+def ferry(item: WorkItem, source: ByteSource, sink: Sink, scratch: Scratch) -> dict[str, Any]:
+    """Does one work item.
+
+    Args:
+      item: what to read and write.
+      source: the checkpoint's files.
+      sink: takes whole chunks.
+      scratch: memory to use again.
+
+    Returns:
+      The receipt: per part its array, grid index, digest and statistics; bytes read and written; seconds.
+
+    Raises:
+      FerryError: the source or the sink failed, with the sentence to show.
+    """
+    started = time.perf_counter()
+    attempt = f"{item.id}-{uuid.uuid4().hex[:8]}"
+    arrays = assemble(item, load_region(source, scratch), part_buffers(item, scratch))
+    with sink.open_part(attempt) as writer:
+        parts = [_part_receipt(part, array, writer.write) for part, array in zip(item.parts, arrays, strict=True)]
+    return {
+        "item": item.id,
+        "attempt": attempt,
+        "parts": parts,
+        "read_bytes": item.read_bytes,
+        "bytes": item.write_bytes,
+        "seconds": round(time.perf_counter() - started, 4),
+    }
+
+
+def part_buffers(item: WorkItem, scratch: Scratch) -> list[np.ndarray]:
+    """One C-contiguous buffer per part, all cut from one stretch of memory."""
+    sizes = [-(-part.nbytes // _ALIGNMENT) * _ALIGNMENT for part in item.parts]
+    arena, at = scratch.take("parts", sum(sizes)), 0
+    buffers = []
+    for part, size in zip(item.parts, sizes, strict=True):
+        octets = arena[at : at + part.nbytes]
+        buffers.append(octets.view(numpy_dtype(part.spec.dtype)).reshape(part.spec.box_shape(part.grid)))
+        at += size
+    return buffers
+
+
+def _part_receipt(part: Part, array: np.ndarray, write: Callable[..., None]) -> dict[str, Any]:
+    receipt = {
+        "array": part.spec.key,
+        "grid": list(part.grid),
+        "digest": digest(array),
+        "statistics": statistics(array).to_json(),
+    }
+    write(part.spec, part.grid, array)
+    return receipt
+
+
+@dataclass(frozen=True)
+class FerryWork:
+    """`ferry` as Beam carries it: urls and numbers only; each worker opens what it needs.
+
+    Attributes:
+      source: url of the source.
+      sink: the target item.
+      receipts: where receipts go.
+      worker_memory_bytes: bound on tensor bytes that one worker process holds at once.
+      run_token: names the run; all threads of a process share one budget under it.
+    """
+
+    source: str
+    sink: Sink
+    receipts: Receipts
+    worker_memory_bytes: int
+    run_token: str
+
+    def setup(self) -> None:
+        """Nothing to prepare: files open when first read."""
+
+    def __call__(self, data: dict[str, Any]) -> dict[str, Any]:
+        item = WorkItem.from_json(data)
+        pool = _pools.setdefault(self.run_token, ScratchPool(self.worker_memory_bytes // 2))
+        with shared_budget(self.run_token, self.worker_memory_bytes).admit(item.peak_bytes), pool.lend() as scratch:
+            receipt = ferry(item, open_source(self.source), self.sink, scratch)
+        self.receipts.add(item.id, receipt)
+        return receipt

@@ -1,0 +1,100 @@
+"""From a source's headers to a plan: opens the checkpoint, finds the family, accounts for every tensor."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mappings.config import Config
+from mappings.family import FamilyOptions, find_family, make_family
+from mappings.plan import Plan, PlanOptions, make_plan
+from mappings.quantisation import resolve
+from pipelines.byte_source import ByteSource
+from pipelines.checkpoint import Checkpoint, open_checkpoint
+
+LM_HEAD = "lm_head.weight"
+LM_HEADS = ("auto", "tied", "stored")
+
+
+@dataclass(frozen=True)
+class ConversionOptions:
+    """What a user decides about a conversion, besides where it runs.
+
+    Attributes:
+      source: path or URL of a Hugging Face checkpoint.
+      family: a family's name, or ``auto`` to take it from config.json.
+      mapping: choices about the mapping.
+      target: choices about the target.
+      lm_head: ``auto`` follows the checkpoint; ``tied`` leaves a stored head out; ``stored`` writes it although
+        config.json ties it.
+    """
+
+    source: str
+    family: str = "auto"
+    mapping: FamilyOptions = field(default_factory=FamilyOptions)
+    target: PlanOptions = field(default_factory=PlanOptions)
+    lm_head: str = "auto"
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A checkpoint and the plan for it.
+
+    Attributes:
+      checkpoint: the source, opened by its headers.
+      plan: what will be done.
+      compare: pairs of stored tensors whose bytes must agree before anything is written (a stored head that
+        config.json ties to the embedding).
+    """
+
+    checkpoint: Checkpoint
+    plan: Plan
+    compare: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def source(self) -> ByteSource:
+        return self.checkpoint.source
+
+
+def plan_conversion(options: ConversionOptions) -> Conversion:
+    """Plans a conversion from headers only.
+
+    Raises:
+      PlanError: the source cannot be read as a checkpoint, or its family is not known. Anything that goes wrong
+        after that is among the plan's problems.
+      FerryError: the source's URL cannot be read.
+    """
+    checkpoint = open_checkpoint(options.source)
+    found = resolve(checkpoint.tensors, checkpoint.config, checkpoint.quant_config_files)
+    config = _with_head(Config(checkpoint.config), checkpoint, options.lm_head)
+    family = make_family(config, found.logical.keys(), options.mapping, options.family)
+    digest = f"{checkpoint.digest}/{options.lm_head}"
+    plan = make_plan(family, found.logical, options.target, digest)
+    ignored = {**plan.account.ignored, **dict(found.ignored)}
+    account = replace(plan.account, ignored=ignored)
+    plan = replace(plan, account=account, problems=(*found.problems, *plan.problems))
+    compare = plan.account.ties if options.lm_head == "auto" else ()
+    return Conversion(checkpoint, plan, compare)
+
+
+def _with_head(config: Config, checkpoint: Checkpoint, lm_head: str) -> Config:
+    """The config with the tie that the checkpoint really has: stored beats alias, alias beats config.json."""
+    if lm_head != "auto":
+        return config.with_tied(lm_head == "tied")
+    if LM_HEAD not in checkpoint.tensors and _has_alias(checkpoint.metadata.values()):
+        return config.with_tied(True)
+    return config
+
+
+def _has_alias(metadata: Collection[dict[str, Any]]) -> bool:
+    """Whether a header's metadata says that the head is stored under the embedding's name."""
+    return any(LM_HEAD in entries for entries in metadata)
+
+
+def family_of(checkpoint: Checkpoint) -> str:
+    """The family's name by config.json, or ``unknown``."""
+    from mappings.problems import PlanError
+
+    try:
+        return find_family(Config(checkpoint.config))
+    except PlanError:
+        return "unknown"
