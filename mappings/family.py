@@ -18,11 +18,17 @@ class FamilyOptions:
       scan_layers: stack the layers of a block into one array (MaxText's ``scan_layers=true``).
       vocab_size: pad the vocabulary with zero rows up to this size; None keeps the checkpoint's.
       rope_lanes: ``interleaved``, ``split`` or ``auto``: the lane order that MaxText's attention will rotate.
+      multimodal: convert vision and audio towers too, where MaxText has a place for them.
+      mtp: convert multi-token prediction layers too, where MaxText has a place for them.
+      match_maxtext: round where MaxText's converter rounds, even where that is worse than necessary.
     """
 
     scan_layers: bool = True
     vocab_size: int | None = None
     rope_lanes: str = "auto"
+    multimodal: bool = False
+    mtp: bool = False
+    match_maxtext: bool = False
 
 
 @dataclass(frozen=True)

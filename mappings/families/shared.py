@@ -159,6 +159,35 @@ def fused_experts(source: str, target: str, layer: str = "layer", mlp: str = "ex
     )  # fmt: skip
 
 
+def experts(
+    names: Collection[str],
+    source: str,
+    target: str,
+    spelling: Mapping[str, str],
+    layer: str = "layer",
+    mlp: str = "expert_mlp",
+) -> tuple[Rule, ...]:
+    """A routed expert block as the checkpoint spells it: one tensor per expert, or fused; arguments as
+    ``routed_experts``."""
+    separate = routed_experts(source, target, spelling, layer, mlp)
+    return (separate[0], *fused_experts(source, target, layer, mlp)) if experts_fused(names) else separate
+
+
+def experts_fused(names: Collection[str]) -> bool:
+    """Whether the checkpoint holds its experts fused, as transformers 5 writes them."""
+    return any(name.endswith(".experts.gate_up_proj") for name in names)
+
+
+def experts_note(names: Collection[str]) -> str:
+    """Which spelling of the experts was found, for the plan."""
+    return f"experts: {'fused, as transformers 5 writes them' if experts_fused(names) else 'one tensor each'}"
+
+
+def kept_float32(options: FamilyOptions) -> str:
+    """The target dtype of float32 leaves whose rounding matters: float32, or as MaxText's converter rounds them."""
+    return "" if options.match_maxtext else "float32"
+
+
 def common_dims(config: Config) -> dict[str, Any]:
     """Dims that every decoder with grouped-query attention has."""
     head_dim = config.head_dim
@@ -209,6 +238,24 @@ def common_settings(config: Config, options: FamilyOptions, decoder_block: str) 
     if config.tied:
         settings["normalize_embedding_logits"] = False
     return settings
+
+
+def settings_from(config: Config, keys: Mapping[str, str]) -> dict[str, Any]:
+    """MaxText settings that are sizes of config.json under another name."""
+    return {setting: config.size(key) for setting, key in keys.items()}
+
+
+def yarn_settings(config: Config) -> dict[str, Any]:
+    """MaxText's settings of YaRN, from config.json's rope parameters."""
+    rope = config.rope
+    return {
+        "original_max_position_embeddings": rope.get("original_max_position_embeddings", 4096),
+        "rope_factor": rope.get("factor", 40),
+        "beta_fast": rope.get("beta_fast", 32),
+        "beta_slow": rope.get("beta_slow", 1),
+        "rope_truncate": bool(rope.get("truncate", True)),
+        "rope_attention_scaling": False,
+    }
 
 
 def _number(value: float) -> int | float:
