@@ -1,0 +1,141 @@
+"""Orbax's own files, written by Orbax: the tree of the item, and the step around it.
+
+Importing orbax and jax takes seconds, so only the functions do it, and only the launcher calls them.
+"""
+
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mappings.array_spec import ArraySpec
+from mappings.problems import FerryError, Problem
+
+# What a save of Orbax leaves in an item; an interrupted commit may have left it before.
+_ORBAX_FILES = ("_METADATA", "_sharding", "array_metadatas")
+
+
+def tree_of(arrays: Iterable[ArraySpec], leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+    """The checkpoint's tree as nested dicts: array specs, and extra leaves such as ``step`` and ``opt_state``.
+
+    Raises:
+      FerryError: a path is a leaf and a branch at once, or is used twice.
+    """
+    tree: dict[str, Any] = {}
+    for path, leaf in [(spec.path, spec) for spec in arrays] + list(leaves.items()):
+        _put(tree, path, leaf)
+    return tree
+
+
+def _put(tree: dict[str, Any], path: tuple[str, ...], leaf: Any) -> None:
+    node = tree
+    for name in path[:-1]:
+        node = node.setdefault(name, {})
+        if not isinstance(node, dict):
+            _refuse(path)
+    if path[-1] in node:
+        _refuse(path)
+    node[path[-1]] = leaf
+
+
+def _refuse(path: tuple[str, ...]) -> None:
+    raise FerryError(str(Problem(".".join(path), "a place of its own in the tree", "another leaf there", "")))
+
+
+def scalar_keys(leaves: Mapping[tuple[str, ...], Any]) -> tuple[str, ...]:
+    """Store keys of the extra leaves that Orbax writes as arrays (``step``); an empty dict has none."""
+    return tuple(".".join(path) for path, leaf in leaves.items() if not isinstance(leaf, dict))
+
+
+def write_item_metadata(
+    item: Path, arrays: Sequence[ArraySpec], leaves: Mapping[tuple[str, ...], Any], store_format: str
+) -> None:
+    """Writes ``_METADATA`` and the scalar leaves of an item whose arrays are already there. May be run again.
+
+    Args:
+      item: the item's directory.
+      arrays: every array of the checkpoint.
+      leaves: other leaves by path: ints (``{("step",): 0}``) and empty dicts (``{("opt_state",): {}}``).
+      store_format: ``zarr3``, ``ocdbt`` or ``zarr2``.
+    """
+    import orbax.checkpoint as ocp
+    from etils import epath
+    from orbax.checkpoint import type_handlers
+
+    _forget_earlier(item, leaves)
+    # The step must be a leaf of Orbax's own scalar type: a 0-d array in its place restores as an array.
+    registry = type_handlers.create_type_handler_registry(
+        (ArraySpec, _external_handler()), (int, type_handlers.ScalarHandler())
+    )
+    handler = ocp.PyTreeCheckpointHandler(
+        use_ocdbt=store_format == "ocdbt", use_zarr3=store_format != "zarr2", type_handler_registry=registry
+    )
+    handler.save(epath.Path(item), args=ocp.args.PyTreeSave(tree_of(arrays, leaves)))  # pyright: ignore[reportCallIssue]
+    handler.finalize(epath.Path(item))
+    handler.close()
+
+
+def _forget_earlier(item: Path, leaves: Mapping[tuple[str, ...], Any]) -> None:
+    folders = [item / key for key in scalar_keys(leaves)] + sorted(item.glob("ocdbt.process_*"))
+    for path in [item / name for name in _ORBAX_FILES] + folders:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _external_handler() -> Any:
+    """A type handler for arrays that are already in the store: says what they are and writes no data."""
+    from orbax.checkpoint import type_handlers
+
+    class ExternalArrayHandler(type_handlers.TypeHandler):
+        def typestr(self) -> str:
+            # Not jax.Array: leaves of that type cannot be restored without saying a sharding.
+            return "np.ndarray"
+
+        async def metadata(self, infos: Sequence[Any]) -> Sequence[Any]:
+            raise NotImplementedError
+
+        async def serialize(self, values: Sequence[Any], infos: Sequence[Any], args: Any = None) -> Sequence[Any]:
+            return []
+
+        async def deserialize(self, infos: Sequence[Any], args: Any = None) -> Sequence[Any]:
+            raise NotImplementedError
+
+    return ExternalArrayHandler()
+
+
+def write_step_metadata(
+    step: Path, item: str, custom_metadata: Mapping[str, Any], init_timestamp_nsecs: int | None = None
+) -> None:
+    """Writes ``_CHECKPOINT_METADATA``: which handler reads the item, and what MaxText asks of a step.
+
+    Args:
+      step: the step's directory.
+      item: name of the item, ``items``.
+      custom_metadata: JSON values such as ``{"scan_layers": True}``.
+      init_timestamp_nsecs: when the conversion began; now when None.
+    """
+    import orbax.checkpoint as ocp
+
+    handler = ocp.PyTreeCheckpointHandler
+    now = time.time_ns()
+    # Blocking: the default store writes in the background and only logs an error.
+    store = ocp.metadata.metadata_store(enable_write=True, blocking_write=True)
+    path = step / "_CHECKPOINT_METADATA"
+    path.unlink(missing_ok=True)
+    store.write(
+        path,
+        {
+            "item_handlers": {item: f"{handler.__module__}.{handler.__qualname__}"},
+            "metrics": {},
+            "performance_metrics": {},
+            "init_timestamp_nsecs": init_timestamp_nsecs or now,
+            "commit_timestamp_nsecs": now,
+            "custom_metadata": dict(custom_metadata),
+        },
+    )
+    store.close()
+    if not path.is_file():
+        raise FerryError(str(Problem(str(path), "written by Orbax", "no file", "Run the same command again.")))
