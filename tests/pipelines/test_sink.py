@@ -381,10 +381,10 @@ def test_an_aborted_part_leaves_nothing(tmp_path):
 
 def test_one_part_is_one_commit(tmp_path):
     sink = open_sink(str(tmp_path), "ocdbt")
+    spec = ArraySpec(("w",), "float32", (60, 700), (1, 700), (1, 700))
     before = _file_operations()["write"]
-    (part,) = write_all(sink, [WI])
-    data_files = list((tmp_path / "parts" / part / "d").iterdir())
-    assert _file_operations()["write"] - before == len(data_files) + 1  # six chunks, and the manifest once
+    write_all(sink, [spec])
+    assert _file_operations()["write"] - before < 15  # a few, whatever the number of chunks
 
 
 def test_a_killed_write_leaves_nothing_behind(tmp_path):
