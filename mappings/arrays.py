@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +19,19 @@ FLOATS = frozenset({
     "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
     "float8_e5m2fnuz",
 })  # fmt: skip
+
+
+PathOf = Callable[[str], tuple[str, ...]]
+
+
+def tree_path(name: str) -> tuple[str, ...]:
+    """Where MaxText keeps an array: below ``params``, level by level."""
+    return ("params", *name.split("-"))
+
+
+def hf_path(name: str) -> tuple[str, ...]:
+    """A Hugging Face name is one flat key."""
+    return (name,)
 
 
 @dataclass(frozen=True)
@@ -56,7 +69,11 @@ class TargetArray:
 
 
 def target_arrays(
-    rules: Sequence[CompiledRule], tensors: Mapping[str, LogicalTensor], dtype: str, chunk_bytes: int
+    rules: Sequence[CompiledRule],
+    tensors: Mapping[str, LogicalTensor],
+    dtype: str,
+    chunk_bytes: int,
+    path_of: PathOf = tree_path,
 ) -> tuple[tuple[TargetArray, ...], list[Problem]]:
     """Every target array that the rules write, in the rules' order, and what does not add up among them."""
     uses: dict[str, list[Use]] = defaultdict(list)
@@ -67,7 +84,8 @@ def target_arrays(
     if problems:
         return (), problems
     makers = {id(compiled): _Texts(compiled) for compiled in rules}
-    return tuple(_array(name, users, tensors, dtype, chunk_bytes, makers) for name, users in uses.items()), []
+    arrays = [_array(name, path_of(name), users, tensors, dtype, chunk_bytes, makers) for name, users in uses.items()]
+    return tuple(arrays), []
 
 
 class _Texts:
@@ -90,6 +108,7 @@ def _check(name: str, users: Sequence[Use]) -> list[Problem]:
 
 def _array(
     name: str,
+    path: tuple[str, ...],
     users: Sequence[Use],
     tensors: Mapping[str, LogicalTensor],
     dtype: str,
@@ -102,7 +121,7 @@ def _array(
     stacked, cuts = _common_cuts(users)
     chunk = choose_chunk(shape, itemsize, stacked, cuts, chunk_bytes)
     inner = choose_inner(chunk, itemsize, [cut.axis for cut in stacked])
-    spec = ArraySpec(("params", *name.split("-")), target_dtype, shape, chunk, inner)
+    spec = ArraySpec(path, target_dtype, shape, chunk, inner)
     texts = [makers[id(use.compiled)] for use in users]
     return TargetArray(
         name, spec, tuple(users),
