@@ -94,9 +94,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Write a synthetic Llama-shaped checkpoint.")
     parser.add_argument("directory", type=Path, help="a directory that does not exist yet")
     parser.add_argument("--gigabytes", type=float, default=2.0, help="about how much to write (default 2)")
-    parser.add_argument(
-        "--fp8-block", type=int, metavar="SIDE", help="FP8 weights, one scale per SIDE x SIDE block"
-    )
+    parser.add_argument("--fp8-block", type=int, metavar="SIDE", help="FP8 weights, one scale per SIDE x SIDE block")
     parser.add_argument("--shards", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
