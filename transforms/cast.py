@@ -13,6 +13,9 @@ from transforms.dtypes import numpy_dtype
 from transforms.relayout import copy_into
 from transforms.views import blocks, codes
 
+# Half a dozen temporaries of 8 bytes per element.
+_FLOAT64_ITEMS = 1 << 14
+
 
 def cast(source: np.ndarray, dtype: str | np.dtype) -> np.ndarray:
     """``source`` in ``dtype``, same shape; the very same array where nothing changes.
@@ -29,7 +32,7 @@ def cast(source: np.ndarray, dtype: str | np.dtype) -> np.ndarray:
 
 
 def cast_into(out: np.ndarray, source: np.ndarray) -> None:
-    """Writes ``source`` into ``out`` in the dtype of ``out``; scratch of about 2 MiB at most.
+    """Writes ``source`` into ``out`` in the dtype of ``out``; scratch below 1 MiB.
 
     Same dtypes are copied bit for bit; 1-byte dtypes go through a table of 256 entries; wider integers are
     cast as numpy does.
@@ -103,7 +106,7 @@ def _pair_table(source: np.dtype, out: np.dtype) -> np.ndarray:
 
 
 def _from_float64(out: np.ndarray, source: np.ndarray) -> None:
-    for part, some in blocks(out, source):
+    for part, some in blocks(out, source, items=_FLOAT64_ITEMS):
         with np.errstate(all="ignore"):
             np.copyto(part, _rounded_to_odd(some), casting="unsafe")
 

@@ -145,6 +145,9 @@ def test_inverse_leads_back_to_the_spec(ops):
 def test_inverse_is_reversed_and_knows_what_was_there():
     chain = Ops((Scale(0.5), RoundTo("float32"), Pad("vocab", 8)))
     assert chain.inverse(SPEC) == Ops((Crop("vocab", 5), RoundTo("bfloat16"), Scale(2.0)))
+    twice = Ops((RoundTo("float32"), RoundTo("float16"), Pad("vocab", 8), Pad("vocab", 9)))
+    undone = (Crop("vocab", 8), Crop("vocab", 5), RoundTo("float32"), RoundTo("bfloat16"))
+    assert twice.inverse(SPEC) == Ops(undone)
     assert chain.output(SPEC) == Spec("float32", (("vocab", 8), ("embed", 7)))
     assert chain.output(SPEC).shape == (8, 7)
 
