@@ -13,7 +13,7 @@ from transforms.ops import Op, apply_elementwise
 from transforms.relayout import transpose_into
 
 Ranges = Mapping[str, Range]
-Load = Callable[[LogicalTensor, Box], np.ndarray]
+Load = Callable[[LogicalTensor, Box, str], np.ndarray]
 
 
 def assemble(item: WorkItem, load: Load, buffers: list[np.ndarray]) -> list[np.ndarray]:
@@ -21,7 +21,8 @@ def assemble(item: WorkItem, load: Load, buffers: list[np.ndarray]) -> list[np.n
 
     Args:
       item: what to do.
-      load: reads a box of a logical tensor; the result may be overwritten by the next call.
+      load: reads a box of a logical tensor, decoded to the dtype given where it is quantised; the result may be
+        overwritten by the next call.
       buffers: per part a C-contiguous array of its box's shape and dtype; filled and returned.
 
     Returns:
@@ -40,12 +41,20 @@ def _place_read(item: WorkItem, read: Read, ops: Sequence[Op], load: Load, buffe
     move = item.moves[read.move]
     ranges = {atom: (0, size) for atom, size in move.sizes.items()} | dict(read.ranges)
     itemsize = numpy_dtype(read.tensor.dtype).itemsize
+    wanted = _decoded_dtype(item, read, ops)
     for block in blocks(move.source, ranges, max(1, BLOCK_BYTES // itemsize)):
-        raw = load(read.tensor, box_of(move.source, block))
+        raw = load(read.tensor, box_of(move.source, block), wanted)
         for emit in read.emits:
             part = item.parts[emit.part]
             array = apply_elementwise(_select(move.source, block, raw, emit), ops, part.spec.dtype)
             _put(move, block, emit, array, part, buffers[emit.part])
+
+
+def _decoded_dtype(item: WorkItem, read: Read, ops: Sequence[Op]) -> str:
+    """What a quantised tensor is decoded to: the target's dtype when nothing is left to compute, so that it is
+    rounded once, else float32."""
+    dtypes = {item.parts[emit.part].spec.dtype for emit in read.emits}
+    return "bfloat16" if dtypes == {"bfloat16"} and not ops else "float32"
 
 
 def blocks(source: Geometry, ranges: Ranges, limit: int) -> Iterator[dict[str, Range]]:

@@ -64,7 +64,7 @@ def _version() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code; a foreseeable fault is shown as sentences."""
     args, rest = build_parser().parse_known_args(argv)
-    takes_beam = args.command == "convert"
+    takes_beam = args.command in ("convert", "verify")
     if rest and not takes_beam:
         build_parser().error(f"unrecognized arguments: {' '.join(rest)}")
     try:

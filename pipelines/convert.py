@@ -3,7 +3,7 @@
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from pipelines.progress import Done
 from pipelines.run_dir import RunDir, RunState
 from pipelines.run_files import write_json
 from pipelines.runner import RunOptions, run_items
-from pipelines.sink import ChunkError, Sink, open_sink
+from pipelines.sink import ChunkError, open_sink
 from pipelines.sinks.listing import MANIFEST_NAME
 
 # MaxText's train state beside the weights: a step counter and no optimizer.
@@ -262,21 +262,6 @@ def same_bytes(conversion: Conversion, one: str, other: str) -> bool:
     return all(
         source.read(a.file, a.offset + start, length) == source.read(b.file, b.offset + start, length)
         for start, length in zip(starts, lengths, strict=True)
-    )
-
-
-def sink_of(run: RunDir, output: OutputOptions) -> Sink:
-    """The sink that a run writes through."""
-    return open_sink(str(run.item_dir), output.store_format, output.compression)
-
-
-def options_of(data: Mapping[str, Any]) -> ConversionOptions:
-    """The options that a manifest tells of."""
-    from mappings.family import FamilyOptions
-    from mappings.plan import PlanOptions
-
-    return ConversionOptions(
-        data["source"], data["family"], FamilyOptions(**data["mapping"]), PlanOptions(**data["target"]), data["lm_head"]
     )
 
 

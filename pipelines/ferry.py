@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 
 from mappings.geometry import Box
+from mappings.schemes import scheme_of
 from mappings.tensors import LogicalTensor
 from mappings.work import Part, WorkItem
-from pipelines.assemble import assemble
+from pipelines.assemble import Load, assemble
 from pipelines.byte_source import ByteSource, open_source
+from pipelines.decode_region import decode_region
 from pipelines.memory import shared_budget
 from pipelines.receipts import Receipts
-from pipelines.regions import Scratch, ScratchPool, read_box
+from pipelines.regions import Scratch, ScratchPool, box_shape, read_box
 from pipelines.sink import Sink
 from transforms.digest import digest
 from transforms.dtypes import numpy_dtype
@@ -25,11 +27,20 @@ _ALIGNMENT = 64
 _pools: dict[str, ScratchPool] = {}
 
 
-def load_region(source: ByteSource, scratch: Scratch) -> Callable[[LogicalTensor, Box], np.ndarray]:
-    """How a box of a logical tensor is read and decoded."""
+def load_region(source: ByteSource, scratch: Scratch) -> Load:
+    """How a box of a logical tensor is read and decoded.
 
-    def load(tensor: LogicalTensor, box: Box) -> np.ndarray:
-        return read_box(source, tensor.stored["values"], box, scratch)
+    The result is valid until the next call; a quantised tensor comes rounded once to the dtype that is wanted.
+    """
+
+    def load(tensor: LogicalTensor, box: Box, wanted: str) -> np.ndarray:
+        scheme = scheme_of(tensor)
+        if scheme is None:
+            return read_box(source, tensor.stored["values"], box, scratch)
+        boxes = scheme.stored_box(tensor, box)
+        arrays = {role: read_box(source, tensor.stored[role], b, scratch, role) for role, b in boxes.items()}
+        out = scratch.array("decoded", box_shape(box), wanted)
+        return decode_region(tensor, box, arrays, wanted, out)
 
     return load
 
@@ -108,10 +119,10 @@ class FerryWork:
     def setup(self) -> None:
         """Nothing to prepare: files open when first read."""
 
-    def __call__(self, data: dict[str, Any]) -> dict[str, Any]:
-        item = WorkItem.from_json(data)
+    def __call__(self, item: dict[str, Any]) -> dict[str, Any]:
+        one = WorkItem.from_json(item)
         pool = _pools.setdefault(self.run_token, ScratchPool(self.worker_memory_bytes // 2))
-        with shared_budget(self.run_token, self.worker_memory_bytes).admit(item.peak_bytes), pool.lend() as scratch:
-            receipt = ferry(item, open_source(self.source), self.sink, scratch)
-        self.receipts.add(item.id, receipt)
+        with shared_budget(self.run_token, self.worker_memory_bytes).admit(one.peak_bytes), pool.lend() as scratch:
+            receipt = ferry(one, open_source(self.source), self.sink, scratch)
+        self.receipts.add(one.id, receipt)
         return receipt

@@ -1,11 +1,11 @@
 """From a source's headers to a plan: opens the checkpoint, finds the family, accounts for every tensor."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mappings.config import Config
-from mappings.family import FamilyOptions, find_family, make_family
+from mappings.family import FamilyOptions, make_family
 from mappings.plan import Plan, PlanOptions, make_plan
 from mappings.quantisation import resolve
 from pipelines.byte_source import ByteSource
@@ -90,11 +90,7 @@ def _has_alias(metadata: Collection[dict[str, Any]]) -> bool:
     return any(LM_HEAD in entries for entries in metadata)
 
 
-def family_of(checkpoint: Checkpoint) -> str:
-    """The family's name by config.json, or ``unknown``."""
-    from mappings.problems import PlanError
-
-    try:
-        return find_family(Config(checkpoint.config))
-    except PlanError:
-        return "unknown"
+def options_of(data: Mapping[str, Any], source: str) -> ConversionOptions:
+    """The options that a manifest tells of, for the source at its present place."""
+    mapping, target = FamilyOptions(**data["mapping"]), PlanOptions(**data["target"])
+    return ConversionOptions(source, data["family"], mapping, target, data["lm_head"])

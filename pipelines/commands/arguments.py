@@ -43,9 +43,7 @@ def add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
         "--scan-layers", dest="scan_layers", action="store_true", default=True,
         help="layers stacked in one array per block, as MaxText's scan_layers=true wants (default)",
     )  # fmt: skip
-    layers.add_argument(
-        "--no-scan-layers", dest="scan_layers", action="store_false", help="arrays of each layer's own"
-    )
+    layers.add_argument("--no-scan-layers", dest="scan_layers", action="store_false", help="arrays of each layer's own")
     parser.add_argument(
         "--dtype", default="bfloat16", choices=DTYPES, help="dtype of the weights; source keeps what they have"
     )

@@ -1,4 +1,11 @@
 """x"""
-EPILOG=""
-def add_arguments(p): pass
-def run(a): return 0
+
+EPILOG = ""
+
+
+def add_arguments(p):
+    pass
+
+
+def run(a):
+    return 0

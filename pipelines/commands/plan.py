@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     return 2 if plan.problems else 0
 
 
-def _print_notes(conversion) -> None:  # noqa: ANN001
+def _print_notes(conversion) -> None:
     checkpoint = conversion.checkpoint
     if checkpoint.unindexed:
         names = ", ".join(checkpoint.unindexed[:5])

@@ -1,0 +1,309 @@
+"""Verifying: re-reads a committed checkpoint and its source, and compares every element by another road."""
+
+import json
+import os
+import tempfile
+import uuid
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mappings.geometry import Box
+from mappings.plan import Plan
+from mappings.problems import FerryError
+from mappings.schemes import scheme_of
+from mappings.tensors import LogicalTensor, StoredTensor
+from mappings.work import Part, WorkItem
+from pipelines.byte_source import ByteSource, LocalSource, open_source
+from pipelines.decode_region import decode_region
+from pipelines.expected import expected_parts
+from pipelines.memory import shared_budget
+from pipelines.orbax_view import OrbaxItem, find_item, open_item, read_manifest, read_region
+from pipelines.planning import Conversion, options_of, plan_conversion
+from pipelines.receipts import Receipts
+from pipelines.regions import Scratch, read_box
+from pipelines.runner import RunOptions, run_items
+from transforms.digest import digest
+from transforms.dtypes import numpy_dtype
+from transforms.statistics import statistics
+
+_SHOWN_ELEMENTS = 3
+_WHOLE = 1 << 32
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that is not as it must be.
+
+    Attributes:
+      array: key of the array.
+      where: index or chunk.
+      expected: what must be there.
+      found: what is there.
+    """
+
+    array: str
+    where: str
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.array} {self.where}: expected {self.expected}; found {self.found}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was compared, and what differs.
+
+    Attributes:
+      item: the item's directory.
+      arrays: arrays of which at least one chunk was compared.
+      nbytes: bytes of target chunks compared.
+      elements: elements compared.
+      differences: everything that differs, the first elements of each chunk only.
+    """
+
+    item: str
+    arrays: int
+    nbytes: int
+    elements: int
+    differences: tuple[Difference, ...]
+
+
+def verify(
+    source: str, output: str, sample: float = 1.0, beam_args: tuple[str, ...] = (), show_progress: bool = True
+) -> Verdict:
+    """Compares a checkpoint with its source.
+
+    Args:
+      source: the checkpoint it was converted from; all other choices are in the manifest.
+      output: the output directory, a step, or an item.
+      sample: share of the work items to compare, above 0 up to 1; at least one per array.
+
+    Raises:
+      FerryError: there is no checkpoint or no manifest, or the source cannot be read.
+    """
+    item = find_item(output)
+    manifest = read_manifest(item)
+    conversion = plan_conversion(options_of(manifest["options"], source))
+    conversion.plan.require()
+    found = [*_source_differences(conversion, manifest), *_tree_differences(conversion.plan, item)]
+    if found:
+        return Verdict(item, 0, 0, 0, tuple(found))
+    with tempfile.TemporaryDirectory(prefix="tensorferry-verify-") as scratch:
+        return _compare(conversion, item, manifest, sample, Path(scratch), beam_args, show_progress)
+
+
+def _compare(
+    conversion: Conversion,
+    item: str,
+    manifest: Mapping[str, Any],
+    sample: float,
+    scratch: Path,
+    beam_args: tuple[str, ...],
+    show_progress: bool,
+) -> Verdict:
+    plan = conversion.plan
+    chosen = list(sampled(plan.items(), sample, plan.digest))
+    lines = scratch / "items.jsonl"
+    lines.write_text("".join(_line(one, manifest) for one in chosen))
+    bound = plan.options.worker_memory_bytes
+    work = VerifyWork(conversion.source.url, open_item(item), Receipts(str(scratch / "found")), bound, uuid.uuid4().hex)
+    how = RunOptions(beam_args=beam_args, state_dir=str(scratch), show_progress=show_progress)
+    run_items(str(lines), [one.write_bytes for one in chosen], work, how)
+    receipts = work.receipts.finished().values()
+    if len(receipts) != len(chosen):
+        raise FerryError(f"only {len(receipts):,} of {len(chosen):,} comparisons came back; run verify again")
+    differences = [Difference(**found) for receipt in receipts for found in receipt["differences"]]
+    if sample >= 1:
+        differences += _statistics_differences(receipts, manifest)
+    arrays = {part.spec.key for one in chosen for part in one.parts}
+    nbytes = sum(one.write_bytes for one in chosen)
+    return Verdict(item, len(arrays), nbytes, sum(r["elements"] for r in receipts), tuple(differences))
+
+
+def sampled(items: Iterator[WorkItem], sample: float, seed: str) -> Iterator[WorkItem]:
+    """A share of the work items, the same for the same plan; the first item of every array is always in."""
+    seen: set[str] = set()
+    for item in items:
+        new = {part.spec.key for part in item.parts} - seen
+        seen |= new
+        if new or zlib.crc32(f"{seed}{item.id}".encode()) < sample * _WHOLE:
+            yield item
+
+
+def _line(item: WorkItem, manifest: Mapping[str, Any]) -> str:
+    """A work item with the digests that its parts must have."""
+    data = item.to_json()
+    data["digests"] = [_digest_of(part, manifest) for part in item.parts]
+    return json.dumps(data, separators=(",", ":")) + "\n"
+
+
+def _digest_of(part: Part, manifest: Mapping[str, Any]) -> str:
+    at = int(np.ravel_multi_index(part.grid, part.spec.grid)) if part.grid else 0
+    return manifest["arrays"][part.spec.key]["chunk_digests"][at]
+
+
+@dataclass(frozen=True)
+class VerifyWork:
+    """Compares the parts of one work item; a difference is a result, not a failure.
+
+    Attributes:
+      source: url of the source.
+      item: the target.
+      receipts: where findings go.
+      worker_memory_bytes: bound on tensor bytes held at once.
+      run_token: names the run for the shared budget.
+    """
+
+    source: str
+    item: OrbaxItem
+    receipts: Receipts
+    worker_memory_bytes: int
+    run_token: str
+
+    def setup(self) -> None:
+        """Nothing to prepare."""
+
+    def __call__(self, item: dict[str, Any]) -> dict[str, Any]:
+        one = WorkItem.from_json(item)
+        with shared_budget(self.run_token, self.worker_memory_bytes).admit(held_bytes(one)):
+            receipt = compare_item(one, item["digests"], self.item, open_source(self.source))
+        self.receipts.add(one.id, receipt)
+        return receipt
+
+
+def held_bytes(item: WorkItem) -> int:
+    """Tensor bytes that comparing an item holds: what is expected, what it is made of, and the largest part as read
+    together with its mask."""
+    largest = max(part.nbytes for part in item.parts)
+    return item.write_bytes + 3 * largest + 3 * max(item.read_bytes // max(1, len(item.reads)), 1)
+
+
+def compare_item(item: WorkItem, digests: list[str], target: OrbaxItem, source: ByteSource) -> dict[str, Any]:
+    """Compares every part of a work item with what the source says it must hold."""
+
+    def load(tensor: LogicalTensor, box: Box) -> np.ndarray:
+        return source_region(source, tensor, box)
+
+    differences: list[Difference] = []
+    elements = 0
+    found_statistics = []
+    for part, wanted, told in zip(item.parts, expected_parts(item, load), digests, strict=True):
+        found = read_region(target.open(part.spec.key), part.spec.key, part.spec.box(part.grid))
+        differences += compare_part(part, wanted, found, told)
+        elements += found.size
+        found_statistics.append([part.spec.key, statistics(found).to_json()])
+    return {
+        "bytes": item.write_bytes,
+        "elements": elements,
+        "differences": [vars(difference) for difference in differences],
+        "statistics": found_statistics,
+    }
+
+
+def source_region(source: ByteSource, tensor: LogicalTensor, box: Box) -> np.ndarray:
+    """A box of a logical tensor, by mapped files where they are local."""
+    scheme = scheme_of(tensor)
+    if scheme is None:
+        return _mapped(source, tensor.stored["values"], box)
+    boxes = scheme.stored_box(tensor, box)
+    arrays = {role: _mapped(source, tensor.stored[role], stored_box) for role, stored_box in boxes.items()}
+    return decode_region(tensor, box, arrays)
+
+
+def _mapped(source: ByteSource, stored: StoredTensor, box: Box) -> np.ndarray:
+    if not isinstance(source, LocalSource):
+        return read_box(source, stored, box, Scratch())
+    path, dtype = os.path.join(source.root, stored.file), numpy_dtype(stored.dtype)
+    whole = np.memmap(path, np.uint8, "r", stored.offset, stored.nbytes).view(dtype).reshape(stored.shape)
+    return np.array(whole[tuple(slice(*span) for span in box)])
+
+
+def compare_part(part: Part, wanted: np.ndarray, found: np.ndarray, told: str) -> list[Difference]:
+    """Differences of one chunk: dtype, elements bit for bit, and the digest that the manifest tells."""
+    key = part.spec.key
+    if found.dtype != wanted.dtype or found.shape != wanted.shape:
+        return [Difference(key, f"chunk {list(part.grid)}", _kind(wanted), _kind(found))]
+    bits = np.dtype(f"u{found.itemsize}") if found.itemsize <= 8 else np.dtype(np.uint8)
+    unequal = wanted.view(bits) != found.view(bits)
+    if unequal.any():
+        return [*_elements(part, wanted, found, unequal)]
+    now = digest(np.ascontiguousarray(found))
+    return [] if now == told else [Difference(key, f"chunk {list(part.grid)}", f"digest {told} (manifest)", now)]
+
+
+def _kind(array: np.ndarray) -> str:
+    return f"{array.dtype} {list(array.shape)}"
+
+
+def _elements(part: Part, wanted: np.ndarray, found: np.ndarray, unequal: np.ndarray) -> Iterator[Difference]:
+    count = int(np.count_nonzero(unequal))
+    start = [low for low, _ in part.spec.box(part.grid)]
+    flat = np.flatnonzero(unequal)[:_SHOWN_ELEMENTS]
+    for n, index in enumerate(zip(*np.unravel_index(flat, wanted.shape), strict=True)):
+        at = [int(i) + low for i, low in zip(index, start, strict=True)]
+        more = f" ({count:,} elements differ in chunk {list(part.grid)})" if n == 0 else ""
+        yield Difference(part.spec.key, f"index {at}", str(wanted[index]), f"{found[index]}{more}")
+
+
+def _source_differences(conversion: Conversion, manifest: Mapping[str, Any]) -> Iterator[Difference]:
+    if manifest["source_digest"] != conversion.checkpoint.digest:
+        wanted = f"headers {manifest['source_digest'][:16]}…, as converted"
+        found = f"{conversion.checkpoint.digest[:16]}…: not the checkpoint that was converted"
+        yield Difference("source", conversion.checkpoint.root, wanted, found)
+    elif manifest["plan_digest"] != conversion.plan.digest:
+        yield Difference("plan", "digest", manifest["plan_digest"], f"{conversion.plan.digest}: made by other options "
+                         "or another version of Tensorferry")  # fmt: skip
+
+
+def _tree_differences(plan: Plan, item: str) -> Iterator[Difference]:
+    """Compares what stock Orbax says of the tree with the plan."""
+    found = stored_tree(item)
+    wanted = {array.spec.key: (array.spec.shape, array.spec.dtype) for array in plan.arrays}
+    for key in sorted(wanted.keys() - found.keys()):
+        yield Difference(key, "", f"an array {wanted[key]}", "no such array in Orbax's metadata")
+    for key in sorted(found.keys() - wanted.keys() - {"step"}):
+        yield Difference(key, "", "no such array", f"one {found[key]} in Orbax's metadata")
+    for key in sorted(wanted.keys() & found.keys()):
+        if wanted[key] != found[key]:
+            yield Difference(key, "", str(wanted[key]), str(found[key]))
+
+
+def stored_tree(item: str) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Array key to shape and dtype, read by stock Orbax."""
+    import orbax.checkpoint as ocp
+
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        tree = checkpointer.metadata(item).item_metadata.tree
+    leaves: dict[str, tuple[tuple[int, ...], str]] = {}
+    _flatten(tree, (), leaves)
+    return leaves
+
+
+def _flatten(node: Any, path: tuple[str, ...], leaves: dict[str, tuple[tuple[int, ...], str]]) -> None:
+    if isinstance(node, Mapping):
+        for name, below in node.items():
+            _flatten(below, (*path, str(name)), leaves)
+    elif hasattr(node, "shape"):
+        leaves[".".join(path)] = (tuple(node.shape), str(np.dtype(node.dtype)))
+    else:
+        leaves[".".join(path)] = ((), str(getattr(node, "dtype", type(node).__name__)))
+
+
+def _statistics_differences(receipts: Any, manifest: Mapping[str, Any]) -> Iterator[Difference]:
+    from transforms.statistics import Statistics
+
+    totals: dict[str, Statistics] = {}
+    for receipt in receipts:
+        for key, data in receipt["statistics"]:
+            one = Statistics.from_json(data)
+            totals[key] = totals[key].merge(one) if key in totals else one
+    for key, total in totals.items():
+        told = manifest["arrays"][key]["statistics"]
+        if total.to_json() != told:
+            yield Difference(key, "statistics", str(told), str(total.to_json()))
