@@ -1,0 +1,223 @@
+"""Every family against MaxText's own trees and converted values, in both modes, and there and back."""
+
+import hashlib
+from collections.abc import Collection
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from family_cases import CASES, Case
+from in_memory import convert, convert_back, logical
+from oracle_data import MODES, Model, Values, model, model_names, value_names, values
+
+from mappings.account import take_account
+from mappings.arrays import TargetArray, target_arrays
+from mappings.compiled import CompiledRule, compile_rule, source_shape
+from mappings.config import Config
+from mappings.family import Family, FamilyOptions, make_family
+from mappings.plan import PlanOptions, make_plan
+from mappings.problems import PlanError
+from mappings.tensors import LogicalTensor, StoredTensor
+
+
+@cache
+def oracle(name: str) -> Model:
+    return model(name)
+
+
+def case_of(name: str) -> Case:
+    return CASES.get(name, Case())
+
+
+def family_of(name: str, names: Collection[str], **options: Any) -> Family:
+    """The family of an oracle model, by the config.json that the oracle assumes."""
+    case = case_of(name)
+    base = oracle(case.config_of or name).hf_config or {}
+    vocab = oracle(name).dims["vocab_size"]
+    chosen = FamilyOptions(vocab_size=vocab, **case.options, **options)
+    return make_family(Config({**base, **case.config}), names, chosen)
+
+
+def compiled_rules(family: Family, scan_layers: bool) -> list[CompiledRule]:
+    return [compile_rule(rule, family.dims) for rule in family.plain_rules(scan_layers)]
+
+
+def headers(rules: list[CompiledRule]) -> dict[str, LogicalTensor]:
+    """The headers of a checkpoint that the rules would take."""
+    tensors = {}
+    for rule in rules:
+        for name in rule.sources():
+            stored = StoredTensor(name, "bfloat16", source_shape(rule), "model.safetensors", 0)
+            tensors[name] = LogicalTensor.plain(stored)
+    return tensors
+
+
+def sources_of(array: TargetArray) -> frozenset[str]:
+    uses = array.uses
+    return frozenset(u.source_name(at) for u in uses for at in u.compiled.dims.positions(u.compiled.stack))
+
+
+def tree_cases() -> list[Any]:
+    found = []
+    for name in model_names():
+        refused = case_of(name).refused
+        marks = [pytest.mark.skip(reason=refused)] if refused else []
+        found += [pytest.param(name, mode, marks=marks, id=f"{name}-{mode}") for mode in MODES]
+    return found
+
+
+@pytest.mark.parametrize(("name", "mode"), tree_cases())
+def test_tree_equals_maxtexts(name: str, mode: str) -> None:
+    """Names, collections and shapes of every array, and which tensors each is made of."""
+    trees = oracle(name).trees
+    if mode not in trees:
+        pytest.skip("MaxText has no such tree")
+    tree = trees[mode]
+    scan = mode == "scan"
+    family = family_of(name, tree.names, scan_layers=scan)
+    rules = compiled_rules(family, scan)
+    arrays, problems = target_arrays(rules, {}, "bfloat16", 64 << 20)
+    assert not problems
+    ours = {array.name: array for array in arrays}
+    wanted = {_moved(parameter, case_of(name)): parameter for parameter in tree.shapes}
+    assert sorted(ours) == sorted(wanted)
+    assert {n: a.spec.shape for n, a in ours.items()} == {n: tree.shapes[p] for n, p in wanted.items()}
+    for ours_name, parameter in wanted.items():
+        if parameter in tree.sources:
+            assert sources_of(ours[ours_name]) == tree.sources[parameter], ours_name
+    account = take_account(rules, headers(rules), family)
+    assert not account.problems
+
+
+def _moved(parameter: str, case: Case) -> str:
+    for there, here in case.moved:
+        parameter = parameter.replace(there, here)
+    return parameter
+
+
+def options_for(checkpoint: Values, mode: str, **options: Any) -> FamilyOptions:
+    """Options as MaxText's converter has them: its vocabulary, its rounding."""
+    vocab = checkpoint.expected[mode].arrays["params.params.token_embedder.embedding"]["shape"][0]
+    return FamilyOptions(scan_layers=mode == "scan", vocab_size=vocab, **({"match_maxtext": True} | options))
+
+
+def made(name: str, mode: str, **options: Any) -> Family:
+    checkpoint = values(name)
+    return make_family(Config(checkpoint.config), checkpoint.tensors, options_for(checkpoint, mode, **options))
+
+
+def plan_options(name: str, mode: str, chunk_bytes: int) -> PlanOptions:
+    dtype = "source" if name.endswith("-fp8") else "bfloat16"
+    return PlanOptions(scan_layers=mode == "scan", dtype=dtype, chunk_bytes=chunk_bytes)
+
+
+VALUE_CASES = [(name, mode) for name in value_names() for mode in MODES]
+
+
+@pytest.mark.parametrize("chunk_bytes", [64 << 20, 5000], ids=["whole", "cut"])
+@pytest.mark.parametrize(("name", "mode"), VALUE_CASES)
+def test_values_equal_maxtexts(name: str, mode: str, chunk_bytes: int) -> None:
+    """Shape, dtype and bytes of every array, whatever the chunks."""
+    arrays = convert(made(name, mode), values(name).tensors, plan_options(name, mode, chunk_bytes))
+    expected = values(name).expected[mode].arrays
+    found = {f"params.{key}": _summary(array) for key, array in arrays.items()}
+    assert sorted(found) == sorted(expected)
+    assert [key for key in expected if found[key] != expected[key]] == []
+
+
+def _summary(array: np.ndarray) -> dict[str, Any]:
+    digest = hashlib.sha256(array.tobytes()).hexdigest()
+    return {"shape": list(array.shape), "dtype": array.dtype.name, "sha256": digest}
+
+
+@pytest.mark.parametrize(("name", "mode"), VALUE_CASES)
+def test_there_and_back(name: str, mode: str) -> None:
+    """The inverse of every rule gives the checkpoint back: bit for bit, or to one unit in the last place."""
+    family, tensors = made(name, mode, match_maxtext=False), values(name).tensors
+    options = plan_options(name, mode, 9000)
+    arrays = convert(family, tensors, options)
+    back = convert_back(family, arrays, options)
+    ignored = make_plan(family, logical(tensors), options).account.ignored
+    assert back.keys() | ignored.keys() == tensors.keys()
+    for key, array in back.items():
+        wanted = tensors[key].astype(array.dtype)
+        assert array.shape == wanted.shape, key
+        assert _ulps(array, wanted) <= 1, key
+
+
+def _ulps(a: np.ndarray, b: np.ndarray) -> int:
+    """The largest distance in units of the last place, for codes of one or two bytes and float32."""
+    kind = {1: np.int8, 2: np.int16, 4: np.int32}[a.dtype.itemsize]
+    lines = []
+    for array in (a, b):
+        bits = np.ascontiguousarray(array).view(kind).astype(np.int64)
+        lines.append(np.where(bits < 0, np.int64(np.iinfo(kind).min) - bits, bits))
+    return int(np.abs(lines[0] - lines[1]).max(initial=0))
+
+
+def test_ulps_measures_both_sides_of_zero() -> None:
+    small = np.array([2.0**-133, 0.0, -(2.0**-133)], ml_dtypes.bfloat16)
+    assert _ulps(small, small[::-1]) == 2
+    assert _ulps(np.float32([1]), np.nextafter(np.float32([1]), np.float32(2))) == 1
+
+
+@pytest.mark.parametrize("name", value_names())
+def test_account_names_what_is_wrong(name: str) -> None:
+    """A tensor that is missing, one too many, one misshapen: each a problem that names it, and nothing else."""
+    tensors = logical(values(name).tensors)
+    family, options = made(name, "scan"), plan_options(name, "scan", 64 << 20)
+    norm = next(n for n in tensors if n.endswith(".layers.1.post_attention_layernorm.weight"))
+    spare = norm.replace("post_attention", "made_up")
+    assert not make_plan(family, tensors, options).problems
+
+    without = {n: t for n, t in tensors.items() if n != norm}
+    assert [p.name for p in make_plan(family, without, options).problems] == [norm]
+
+    plus = {**tensors, spare: tensors[norm]}
+    plus[spare] = replace(tensors[norm], name=spare)
+    assert [p.name for p in make_plan(family, plus, options).problems] == [spare]
+
+    misshapen = {**tensors, norm: replace(tensors[norm], shape=(7,))}
+    (problem,) = make_plan(family, misshapen, options).problems
+    assert (problem.name, problem.found) == (norm, "[7]")
+    assert "hidden_size" in str(problem)
+
+
+@pytest.mark.parametrize("name", value_names())
+def test_wrong_sizes_are_refused_by_shape(name: str) -> None:
+    """Right names, wrong config: every tensor that the size reaches is listed."""
+    checkpoint = values(name)
+    config = dict(checkpoint.config)
+    wrong = {"hidden_size": 2 * Config(config).size("hidden_size")}
+    config |= {"text_config": {**config["text_config"], **wrong}} if "text_config" in config else wrong
+    family = make_family(Config(config), checkpoint.tensors, options_for(checkpoint, "scan"))
+    problems = make_plan(family, logical(checkpoint.tensors), plan_options(name, "scan", 64 << 20)).problems
+    named = {problem.name for problem in problems}
+    norms = {n for n in checkpoint.tensors if n.endswith("post_attention_layernorm.weight")}
+    assert norms <= named
+    assert all("Wrong config.json" in problem.fix for problem in problems)
+
+
+@pytest.mark.parametrize("name", value_names())
+def test_wrong_family_is_refused_by_name(name: str) -> None:
+    """Another family lists every name that it misses and every name that it does not know."""
+    other = "qwen3_moe" if "moe" not in name and "a3b" not in name else "qwen2"
+    checkpoint = values(name)
+    config = Config({"num_experts": 3, "moe_intermediate_size": 5, "head_dim": 16, **checkpoint.config})
+    try:
+        family = make_family(config, checkpoint.tensors, options_for(checkpoint, "scan"), other)
+    except PlanError:
+        return
+    problems = make_plan(family, logical(checkpoint.tensors), plan_options(name, "scan", 64 << 20)).problems
+    missing = {p.name for p in problems if "no tensor of this name" in p.found}
+    unknown = {p.name for p in problems if "no rule uses" in p.found}
+    rules = compiled_rules(family, True)
+    expected = {source for rule in rules for source in rule.sources()}
+    ties = {tie.name for tie in family.ties}
+    assert missing == expected - checkpoint.tensors.keys()
+    assert unknown == checkpoint.tensors.keys() - expected - ties
+    assert missing
+    assert unknown
