@@ -42,8 +42,7 @@ def is_wrapped(leaves: Iterable[Leaf]) -> bool:
 
 def unwrap_value(path: Path) -> Path:
     """The path without the final ``value`` of an NNX variable; a projection called ``value`` survives."""
-    final = path[-1] if path else None
-    return path[:-1] if final and final.name == "value" and final.kind == "dict" and len(path) > 1 else path
+    return path[:-1] if len(path) > 1 and path[-1].name == "value" else path
 
 
 def is_sown(path: Path) -> bool:

@@ -164,6 +164,14 @@ def test_unmarked_keys_are_guessed_by_their_words() -> None:
     assert any("may be rbg or unsafe_rbg: written as plain uint32" in told for told in plan.warnings)
 
 
+def test_an_undecided_key_goes_as_plain_words_to_a_reader_of_such_words_only() -> None:
+    step = make_step(WEIGHTS | RNGS, params="threefry2x32")
+    for impl, kept in (("unsafe_rbg", {"dropout": ""}), ("threefry2x32", {"params": "threefry2x32"})):
+        plan = migrate_tree(step, MigrateOptions(impl))  # type: ignore[arg-type]
+        keys = {leaf.path[-2].name: leaf.prng_impl for leaf in plan.leaves if leaf.path[-1].name == "key"}
+        assert keys == kept
+
+
 def test_a_projection_called_value_survives_alone() -> None:
     lora = {
         "decoder/layers/self_attention/value/kernel_lora_a/value": ("float32", 5, 3, 2),
@@ -174,6 +182,11 @@ def test_a_projection_called_value_survives_alone() -> None:
     assert names(plan, "params") == {f"{base}/kernel_lora_a", f"{base}/kernel_lora_b"}
     assert plan.adapter_only
     assert any("adapter only" in told for told in plan.warnings)
+
+
+def test_a_weight_below_a_projection_called_value_is_not_sown() -> None:
+    plan = migrate_tree(make_step(WEIGHTS | {"decoder/self_attention/value/scales": ("float32", 3)}), KEEP)
+    assert "params/params/decoder/self_attention/value/scales" in names(plan, "params")
 
 
 def test_base_goes_only_where_it_wraps_everything() -> None:
@@ -226,6 +239,7 @@ def test_frozen_parts_are_no_custom_variables() -> None:
     }
     plan = migrate_tree(make_step(WEIGHTS, optimizer), KEEP)
     assert names(plan, "nnx_aux") == set()
+    assert plan.counts()["opt_state"] == (1, 4 * 11 * 5)
     masked = [leaf for leaf in plan.leaves if leaf.kind == "none"]
     assert [leaf.name for leaf in masked] == [
         "opt_state/inner_states/trainable/inner_state/0/mu/decoder/layers/mlp/wi_0/kernel"

@@ -66,7 +66,12 @@ def test_scanned_against_unrolled_is_said(ours: str) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"decoder/layers/mlp/wo/kernel": (7, 4, 5)}, {"decoder/layers/mlp/wo/kernel": (5, 3, 7)}, {"more": (1,)}],
+    [
+        {"decoder/layers/mlp/wo/kernel": (7, 4, 5)},
+        {"decoder/layers/mlp/wo/kernel": (5, 3, 7)},
+        {"decoder/layers/norm/scale": (5,)},
+        {"more": (1,)},
+    ],
 )
 def test_scanned_against_unrolled_with_more_wrong_is_not_called_exact(change: dict) -> None:
     explanation = validate(unrolled(), ModelTree(SCANNED | change)).explanation
@@ -84,6 +89,7 @@ def test_only_the_vocabulary_is_said() -> None:
     [
         {"token_embedder/embedding": (13, 5), "decoder/logits_dense/kernel": (5, 14)},
         {"token_embedder/embedding": (13, 6)},
+        {"decoder/layers/norm/scale": (6, 3)},
         {"token_embedder/embedding": (13, 5), "decoder/layers/norm/scale": (6, 3)},
     ],
 )

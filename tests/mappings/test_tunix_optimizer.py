@@ -198,6 +198,13 @@ def test_the_template_decides_the_length() -> None:
     assert list(placed(laid_out(ADAMW, longer)))[-3:] == ["opt_state/1", "opt_state/2", "opt_state/3/count"]
 
 
+def test_the_template_may_end_in_a_gap() -> None:
+    longer = OptimizerTarget(True, 5, ADAMW_TARGET.arrays)
+    layout = laid_out(ADAMW, longer)
+    assert list(placed(layout))[-2:] == ["opt_state/3", "opt_state/4"]
+    assert layout.problems == []
+
+
 def test_an_optimizer_unlike_the_templates_is_a_problem() -> None:
     (problem,) = laid_out(("1/count",), ADAMW_TARGET).problems
     assert str(problem) == (
