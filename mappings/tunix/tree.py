@@ -1,11 +1,10 @@
 """A stored step as plain data: its leaves, where they sit, and the true shape and dtype of each array."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
-
-from transforms.dtypes import numpy_dtype
 
 KeyKind = Literal["dict", "sequence"]
 LeafKind = Literal["array", "none", "empty_dict", "empty_list", "empty_tuple", "unsupported"]
@@ -40,10 +39,9 @@ def spell(path: Path) -> str:
 
 
 def _element_bytes(dtype: str) -> int:
-    try:
-        return numpy_dtype(dtype).itemsize
-    except ValueError:
-        return 1  # what is left are TensorStore's int2, int4 and rare float8 kinds: one byte per element on disk
+    """Bytes of one decoded element; TensorStore gives the kinds below a byte a byte each."""
+    bits = re.match(r"[a-z]+(\d+)", dtype)
+    return max(int(bits[1]) // 8, 1) if bits else 1
 
 
 @dataclass(frozen=True, slots=True)

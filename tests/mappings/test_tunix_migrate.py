@@ -292,3 +292,11 @@ def test_scan_layers_joins_the_metadata_of_the_source() -> None:
     tree = sample_tree(sample)
     with_metadata = StepTree(3, tree.items, custom_metadata={"global_step": 9})
     assert migrate_tree(with_metadata, KEEP).custom_metadata == {"global_step": 9, "scan_layers": False}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "nbytes"),
+    [("bool", 15), ("bfloat16", 30), ("float32", 60), ("complex64", 120), ("float8_e4m3fn", 15), ("int4", 15)],
+)
+def test_bytes_follow_the_dtypes_name(dtype: str, nbytes: int) -> None:
+    assert Leaf("model_params", dict_path("w"), shape=(3, 5), dtype=dtype).nbytes == nbytes
