@@ -1,0 +1,66 @@
+"""Regions of logical tensors from regions of stored ones: joins a scheme's geometry to its kernel. Reads nothing."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from mappings.problems import FerryError, Problem
+from mappings.schemes import Box, scheme_of
+from mappings.tensors import LogicalTensor
+from transforms.decode import check_scale, run_kernel
+
+
+def decode_region(
+    logical: LogicalTensor,
+    box: Box,
+    arrays: Mapping[str, np.ndarray],
+    out_dtype: str = "float32",
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    """Decodes a region of a quantised tensor, in float32 with one final rounding.
+
+    Args:
+      logical: a tensor that is not plain.
+      box: (start, stop) per logical axis.
+      arrays: role to array, each exactly the region that ``scheme.stored_box(logical, box)`` names; tensors of
+        less than a byte per element come as the uint8 bytes of the region.
+      out_dtype: ``float32`` or ``bfloat16``.
+      out: written to when given, any strides; else a new array.
+
+    Returns:
+      The region, ``stop - start`` elements per axis. A new array keeps the order of the stored axes in memory, so
+      a scheme stored transposed (gpt-oss) comes back as a transposed view that the relayout moves once.
+
+    Raises:
+      FerryError: a scale is NaN, infinite, zero or negative; the sentence names the tensor and counts them.
+      ValueError: the tensor is plain.
+    """
+    scheme = scheme_of(logical)
+    if scheme is None:
+        raise ValueError(f"{logical.name} is plain: its values are read as stored")
+    check_scales(logical, arrays)
+    shape = tuple(stop - start for start, stop in box)
+    return run_kernel(scheme.kernel, arrays, shape, scheme.kernel_args(logical, box), out_dtype, out)
+
+
+def check_scales(logical: LogicalTensor, arrays: Mapping[str, np.ndarray]) -> None:
+    """Refuses scales that cannot be right.
+
+    Raises:
+      FerryError: see :func:`decode_region`.
+    """
+    scheme = scheme_of(logical)
+    rules = scheme.scale_rules(logical) if scheme else {}
+    for role, (encoding, rule) in rules.items():
+        fault = check_scale(arrays[role], encoding, rule)
+        if fault is not None:
+            stored = logical.stored[role]
+            problem = Problem(
+                name=stored.name,
+                expected=f"finite scales {'above zero' if rule == 'positive' else 'of zero or more'}",
+                found=str(fault),
+                fix=f"{logical.name} cannot be decoded; the checkpoint is damaged.",
+                file=stored.file,
+                rule=scheme.name if scheme else "",
+            )
+            raise FerryError(str(problem))
