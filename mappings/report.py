@@ -6,21 +6,9 @@ from dataclasses import dataclass
 from mappings.arrays import TargetArray
 from mappings.plan import Plan
 from mappings.problems import Problem
+from mappings.text import bytes_text, list_text, table_lines
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _SHOWN_IGNORED = 12
-
-
-def bytes_text(nbytes: float) -> str:
-    """Bytes for people.
-
-    >>> bytes_text(1023), bytes_text(3 << 20), bytes_text(int(2.5 * 2**40))
-    ('1023 B', '3.00 MiB', '2.50 TiB')
-    """
-    value, unit = float(nbytes), 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{int(nbytes)} B" if unit == 0 else f"{value:.2f} {_UNITS[unit]}"
 
 
 @dataclass(frozen=True)
@@ -60,25 +48,18 @@ def _lines(plan: Plan) -> Iterator[str]:
 
 
 def _table(table: Sequence[Row]) -> Iterator[str]:
-    cells = [
-        (f"{row.name}{f'  x{row.count}' if row.count > 1 else ''}", row.first.spec.dtype, _list(row.first.spec.shape),
-         _list(row.first.spec.chunk))
-        for row in table
-    ]  # fmt: skip
-    header = ("target array", "dtype", "shape", "chunk")
-    widths = [max(len(line[i]) for line in (header, *cells)) for i in range(len(header))]
-    yield _padded(header, widths)
-    for row, line in zip(table, cells, strict=True):
-        yield _padded(line, widths)
+    cells = [("target array", "dtype", "shape", "chunk"), *(_cells(row) for row in table)]
+    header, *lines = table_lines(cells)
+    yield header
+    for row, line in zip(table, lines, strict=True):
+        yield line
         yield f"    from {row.first.sources}" + (f"  by  {row.first.ops}" if row.first.ops else "")
 
 
-def _padded(line: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-
-
-def _list(lengths: Sequence[int]) -> str:
-    return "[" + ", ".join(map(str, lengths)) + "]"
+def _cells(row: Row) -> tuple[str, ...]:
+    spec = row.first.spec
+    name = f"{row.name}  x{row.count}" if row.count > 1 else row.name
+    return name, spec.dtype, list_text(spec.shape), list_text(spec.chunk)
 
 
 def _ignored(plan: Plan) -> Iterator[str]:

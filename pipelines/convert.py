@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mappings.problems import FerryError, PlanError, Problem
-from mappings.report import bytes_text
+from mappings.text import bytes_text
 from mappings.work import WorkItem
 from pipelines.byte_source import ByteSource
 from pipelines.checkpoint import open_checkpoint

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
     """Converts; 0 when the checkpoint is in place."""
-    from mappings.report import bytes_text
+    from mappings.text import bytes_text
     from pipelines.convert import OutputOptions, absolute, convert
     from pipelines.maxtext_settings import overrides
 

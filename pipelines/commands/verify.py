@@ -45,7 +45,7 @@ def share(text: str) -> float:
 
 def run(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
     """Compares; 0 when nothing differs, 3 otherwise."""
-    from mappings.report import bytes_text
+    from mappings.text import bytes_text
     from pipelines.convert import absolute
     from pipelines.verify import verify
 
