@@ -78,16 +78,31 @@ def _spread(values: Sequence[float]) -> str:
     return f"{median(values):.1f} ({min(values):.1f}–{max(values):.1f})"
 
 
+RATIO_HEAD = (
+    "| {name} against | wall, theirs ÷ ours | wall, ours less start-up ÷ theirs | CPU, theirs ÷ ours "
+    "| peak memory, theirs ÷ ours |",
+    "|---|--:|--:|--:|--:|",
+)
+
+
 def ratios(ours: Contender, others: Sequence[Contender]) -> str:
-    """The table of ratios: another's wall time and CPU time over ours; above 1 we are the faster."""
-    lines = [f"| {ours.name} against | wall | wall net of our start-up | CPU | peak memory |", "|---|--:|--:|--:|--:|"]
-    net_seconds = max(ours.wall_seconds - ours.start_wall_seconds, 1e-3)
-    for other in others:
-        memory = other.peak_gib / ours.peak_gib
-        cells = [other.wall_seconds / ours.wall_seconds, other.wall_seconds / net_seconds]
-        cells += [other.cpu_seconds / ours.cpu_seconds, memory]
-        lines.append(f"| {other.name} | {' | '.join(f'{cell:.2f}' for cell in cells)} |")
-    return "\n".join(lines)
+    """The table of ratios, one row per other contender."""
+    rows = [_ratio_row(ours, other) for other in others]
+    return "\n".join([RATIO_HEAD[0].format(name=ours.name), RATIO_HEAD[1], *rows])
+
+
+def _ratio_row(ours: Contender, other: Contender) -> str:
+    pairs = (
+        (other.wall_seconds, ours.wall_seconds),
+        (ours.wall_seconds - ours.start_wall_seconds, other.wall_seconds),
+        (other.cpu_seconds, ours.cpu_seconds),
+        (other.peak_gib, ours.peak_gib),
+    )
+    return f"| {other.name} | {' | '.join(_ratio(*pair) for pair in pairs)} |"
+
+
+def _ratio(above: float, below: float) -> str:
+    return f"{above / below:.2f}" if below else "–"
 
 
 def write_section(path: Path, name: str, text: str) -> None:

@@ -42,7 +42,7 @@ def test_ratios_and_net_figures():
     other = Contender("other", [Measured(20, 32, 2**31), Measured(10, 32, 2**31)], [Measured(1, 0, 0)])
     assert "| ours | 1 | 5.0 | 8.0 | 3.0 | 2.0 | 3.00 | 0.50 |" in figures([ours, other], gigabytes=2)
     assert "| other | 2 | 15.0 (10.0–20.0) | 32.0 |" in figures([ours, other], gigabytes=2)
-    assert "| other | 3.00 | 7.50 | 4.00 | 4.00 |" in ratios(ours, [other])
+    assert "| other | 3.00 | 0.13 | 4.00 | 4.00 |" in ratios(ours, [other])
 
 
 def test_a_section_is_replaced_and_its_neighbours_stay(tmp_path):
