@@ -89,10 +89,20 @@ class Config:
     def kv_heads(self) -> int:
         return self.size("num_key_value_heads", self.size("num_attention_heads"))
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "Config":
+        """The same config with values for keys that it leaves out, as the family's own config class fills them in."""
+        changed = Config(self.raw)
+        changed._merged = {**self._merged, **{k: v for k, v in defaults.items() if self.get(k) is None}}
+        return changed
+
+    def part(self, key: str) -> "Config":
+        """A nested config, such as ``vision_config``."""
+        return Config(self.raw.get(key) or {})
+
     def with_tied(self, tied: bool) -> "Config":
         """The same config with the output head tied to the embedding, or not."""
         changed = Config(self.raw)
-        changed._merged["tie_word_embeddings"] = tied
+        changed._merged = {**self._merged, "tie_word_embeddings": tied}
         return changed
 
     @property

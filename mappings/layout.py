@@ -5,6 +5,7 @@ stored axis (row-major), ``concat.part(dims)`` is a part of an axis whose parts 
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -69,6 +70,22 @@ class Layout:
         """
         kept = (tuple(term for term in axis if term not in atoms) for axis in self.target)
         return Layout(self.source, tuple(axis for axis in kept if axis))
+
+    def spread(self, grids: Mapping[str, tuple[str, ...]]) -> "Layout":
+        """The layout with each word of a grid replaced by the grid's dims, an axis each.
+
+        >>> str(parse_layout("mlp embed -> embed local mlp").spread({"local": ("block", "inner")}))
+        'mlp embed -> embed block inner mlp'
+        """
+        return Layout(_spread(self.source, grids), _spread(self.target, grids))
+
+
+def _spread(side: Side, grids: Mapping[str, tuple[str, ...]]) -> Side:
+    axes: list[Axis] = []
+    for axis in side:
+        word = axis[0]
+        axes += [(atom,) for atom in grids[word]] if isinstance(word, str) and word in grids else [axis]
+    return tuple(axes)
 
 
 class LayoutError(ValueError):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from mappings.dims import Dims
+from mappings.dims import Dims, Grid
 from mappings.layout import Layout, parse_layout, side_atoms
 from transforms.ops import Op, Ops, Pad, Spec
 
@@ -72,7 +72,7 @@ class Rule:
     Attributes:
       source: source tensor name; ``{layer}`` enumerates tensors.
       target: target path with ``-`` between levels, collection first; ``[layer]`` stands for the layer's block.
-      layout: axes of both sides, written for scanned mode.
+      layout: axes of both sides, written for scanned mode; a grid's word stands for an axis per dim of it.
       ops: arithmetic and padding, applied from source to target.
       dtype: target dtype whatever ``--dtype`` says; empty follows the option.
     """
@@ -159,7 +159,8 @@ class PlainRule:
 
 def resolve(rule: Rule, blocks: Mapping[str, Block], dims: Dims, scan_layers: bool) -> PlainRule:
     """Spells a rule out for one mode: unrolling moves the block's dims from the layout into the name."""
-    layout = parse_layout(rule.layout)
+    grids = {word: dim.atoms for word, dim in dims.items() if isinstance(dim, Grid)}
+    layout = parse_layout(rule.layout).spread(grids)
     unrolled: set[str] = set()
     target = rule.target
     for word in _BLOCK.findall(rule.target):

@@ -1,31 +1,161 @@
 """Pieces that many families share: embeddings, an attention block, a gated MLP, a routed expert block."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mappings.config import Config
 from mappings.family import FamilyOptions
-from mappings.rule import Ignore, Rule, Tie
+from mappings.problems import PlanError, Problem
+from mappings.rule import Block, Ignore, Rule, Tie
 from transforms.ops import Op, Pad, Scale
 
 ROTARY = Ignore("*rotary_emb.inv_freq", why="recomputed from rope_theta")
 TIE = Tie("lm_head.weight", to="model.embed_tokens.weight")
 
 
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How a checkpoint spells the way to its language model.
+
+    Attributes:
+      prefix: what stands where the tables say ``model.``.
+      head: the output head's name.
+    """
+
+    prefix: str = "model."
+    head: str = "lm_head.weight"
+
+    def name(self, name: str) -> str:
+        """A table's name in this spelling."""
+        if name == "lm_head.weight":
+            return self.head
+        return self.prefix + name.removeprefix("model.") if name.startswith("model.") else name
+
+    def rules(self, rules: Iterable[Rule]) -> tuple[Rule, ...]:
+        """A table's rules in this spelling."""
+        return tuple(replace(rule, source=self.name(rule.source)) for rule in rules)
+
+    @property
+    def tie(self) -> Tie:
+        return Tie(self.head, to=self.name("model.embed_tokens.weight"))
+
+    @property
+    def note(self) -> str:
+        return f"the language model's tensors begin with {self.prefix!r}"
+
+
+_PREFIXES = ("model.language_model.", "language_model.model.", "thinker.model.", "model.")
+_HEADS = ("language_model.lm_head.weight", "model.language_model.lm_head.weight", "thinker.lm_head.weight")
+
+
+def spelling(names: Collection[str]) -> Spelling:
+    """The spelling that a checkpoint uses, found from the names it holds."""
+    prefix = next((p for p in _PREFIXES if f"{p}embed_tokens.weight" in names), "model.")
+    return Spelling(prefix, next((head for head in _HEADS if head in names), "lm_head.weight"))
+
+
+def layer_cycle(layers: int, period: int) -> tuple[dict[str, range], dict[str, Block]]:
+    """Layers that repeat with a period, one stack per place in the cycle; what is left over is not stacked.
+
+    Returns:
+      Dims and blocks of the words ``layer_0``, ``layer_1``, … and, when layers are left over, ``rest``.
+    """
+    whole = layers - layers % period
+    dims = {f"layer_{place}": range(place, whole, period) for place in range(period) if whole}
+    blocks = {word: Block(f"layers-layers_{place}", f"layers_{{{word}}}") for place, word in enumerate(dims)}
+    if whole < layers:
+        dims["rest"] = range(whole, layers)
+        blocks["rest"] = Block("layers_remainder-layers_{rest.pos}", "layers_{rest}", stacked=False)
+    return dims, blocks
+
+
+def refuse_remainder(layers: int, period: int, fix: str = "Convert with --no-scan-layers.") -> None:
+    """MaxText takes most cyclic models in whole cycles only.
+
+    Raises:
+      PlanError: layers are left over.
+    """
+    if layers % period:
+        expected = f"a multiple of {period}: MaxText takes this model in cycles of {period} layers"
+        name = "config.json key num_hidden_layers"
+        raise PlanError([Problem(name, expected, str(layers), fix, file="config.json")])
+
+
+def refuse_layer_types(config: Config, period: int, why: str) -> None:
+    """MaxText fixes which layers attend to everything: the last of each cycle.
+
+    Raises:
+      PlanError: config.json says otherwise.
+    """
+    types = list(config.get("layer_types") or [])
+    cycle = ["sliding_attention"] * (period - 1) + ["full_attention"]
+    fixed = [cycle[layer % period] for layer in range(len(types))]
+    wrong = next((layer for layer, (a, b) in enumerate(zip(types, fixed, strict=True)) if a != b), None)
+    if wrong is not None:
+        raise PlanError([Problem(
+            "config.json key layer_types",
+            f"full attention in every {period}th layer and sliding attention in all others, as {why}",
+            f"{types[wrong]} in layer {wrong}",
+            "MaxText cannot run this model; there is no layout to convert to.",
+            file="config.json",
+        )])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A vision or audio tower beside the language model, to be added to a family: empty when it is left out.
+
+    Attributes:
+      dims: words of its own.
+      rules: its table.
+      ignores: its tensors, when it is left out.
+      settings: MaxText settings of it.
+      sizes_from: dim to the config.json key its size came from.
+      notes: sentences for the plan.
+    """
+
+    dims: dict[str, Any] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+    ignores: tuple[Ignore, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    sizes_from: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def left_out(patterns: Iterable[str], what: str) -> Tower:
+    """A tower that is left out, with the reason."""
+    return Tower(ignores=tuple(Ignore(pattern, why=f"{what}; --multimodal converts it") for pattern in patterns))
+
+
 def pad_vocab(config: Config, options: FamilyOptions) -> tuple[Op, ...]:
-    """The padding of the vocabulary that ``--vocab-size`` asks for."""
-    wanted = options.vocab_size
-    return (Pad("vocab", to=wanted),) if wanted and wanted != config.size("vocab_size") else ()
+    """The padding of the vocabulary that ``--vocab-size`` asks for.
+
+    Raises:
+      PlanError: it asks for less than the checkpoint has.
+    """
+    wanted, stored = options.vocab_size or 0, config.size("vocab_size")
+    if 0 < wanted < stored:
+        fix = "Leave --vocab-size out, or give at least the size of the checkpoint's vocabulary."
+        raise PlanError([Problem("--vocab-size", f"at least {stored}, vocab_size in config.json", str(wanted), fix)])
+    return (Pad("vocab", to=wanted),) if wanted > stored else ()
 
 
-def token_rules(config: Config, options: FamilyOptions, embed_ops: tuple[Op, ...] = ()) -> tuple[Rule, ...]:
+def token_rules(
+    config: Config,
+    options: FamilyOptions,
+    embed_ops: tuple[Op, ...] = (),
+    norm_ops: tuple[Op, ...] = (),
+    norm_dtype: str = "",
+) -> tuple[Rule, ...]:
     """Embedding, final norm and, unless it is tied, the output head."""
     pad = pad_vocab(config, options)
     rules = (
         Rule("model.embed_tokens.weight", "params-token_embedder-embedding", "vocab embed -> vocab embed",
              (*embed_ops, *pad)),
-        Rule("model.norm.weight", "params-decoder-decoder_norm-scale", "embed -> embed"),
+        Rule("model.norm.weight", "params-decoder-decoder_norm-scale", "embed -> embed",
+             norm_ops, norm_dtype),
     )  # fmt: skip
     if config.tied:
         return rules
@@ -50,7 +180,10 @@ def attention(
     interleaved: bool = False,
     query_ops: tuple[Op, ...] = (),
     bias: bool = False,
+    out_bias: bool = False,
     qk_norm: bool = False,
+    norm_ops: tuple[Op, ...] = (),
+    norm_dtype: str = "",
     target: str = "self_attention",
     layer: str = "layer",
 ) -> tuple[Rule, ...]:
@@ -60,6 +193,11 @@ def attention(
       interleaved: rotary lanes go from half-split (lane ``i`` pairs with ``i + head_dim/2``) to interleaved
         (``2i`` pairs with ``2i+1``), the order MaxText's ``rope_type: llama3.1`` rotates.
       query_ops: arithmetic on the query kernel alone.
+      bias: q, k and v have biases.
+      out_bias: o has one.
+      qk_norm: queries and keys of each head are normalised.
+      norm_ops: arithmetic on those norms.
+      norm_dtype: their target dtype.
     """
     into = "(pair half)" if interleaved else "head_dim"
     lanes = "half pair" if interleaved else "head_dim"
@@ -85,10 +223,12 @@ def attention(
                            f"({heads} {split}) -> {heads} {layer} {merged}",
                            query_ops if short == "q" else (), layer)
             )  # fmt: skip
+    if out_bias:
+        rules.append(layer_rule("self_attn.o_proj.bias", f"{target}-out-bias", f"embed -> embed {layer}", (), layer))
     if qk_norm:
         rules += [
             layer_rule(f"self_attn.{short}_norm.weight", f"{target}-{name}_norm-scale",
-                       f"head_dim -> head_dim {layer}", (), layer)
+                       f"head_dim -> head_dim {layer}", norm_ops, layer, norm_dtype)
             for short, name in (("q", "query"), ("k", "key"))
         ]  # fmt: skip
     return tuple(rules)
