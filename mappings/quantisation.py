@@ -76,8 +76,9 @@ def resolve(
       tensors: every tensor of the checkpoint by name, from all files.
       config: ``config.json``; may be empty.
       quant_config_files: other configuration files by name (``hf_quant_config.json``, …).
-      peek: reads a few tiny tensors (bitsandbytes states, packed shapes) and returns their bytes by name; called
-        at most once. Without it bitsandbytes 4-bit is a problem, and packed rows are taken to be full.
+      peek: reads a few tiny tensors and returns their bytes by name; called at most once, with the states of
+        bitsandbytes 4-bit and one ``weight_shape`` per form of packed weight. Without it bitsandbytes 4-bit is a
+        problem, and the rows of packed weights are taken to be full.
     """
     quant = read_config(config, dict(quant_config_files or {}))
     problems = config_problems(quant)
@@ -91,11 +92,22 @@ def resolve(
 
 
 def _peek(tensors: Mapping[str, StoredTensor], states: dict[str, str], peek: Peek | None) -> Mapping[str, bytes]:
-    if peek is None:
+    """Reads the states of bitsandbytes, and one packed shape for all weights that are stored alike."""
+    alike: dict[tuple, list[str]] = {}
+    for name in tensors if peek else ():
+        if name.endswith(".weight_shape"):
+            alike.setdefault(_stored_form(name, tensors), []).append(name)
+    wanted = [*states.values(), *(names[0] for names in alike.values())]
+    if peek is None or not wanted:
         return {}
-    wanted = [tensors[name] for name in states.values()]
-    wanted += [tensor for name, tensor in tensors.items() if name.endswith(".weight_shape")]
-    return peek(wanted) if wanted else {}
+    read = peek([tensors[name] for name in wanted])
+    return {**read, **{name: read[names[0]] for names in alike.values() for name in names}}
+
+
+def _stored_form(shape_name: str, tensors: Mapping[str, StoredTensor]) -> tuple:
+    """Shapes of the packed weight and its scale: equal ones have equal logical shapes."""
+    stem = shape_name.removesuffix("shape")
+    return tuple(tensors[name].shape for end in ("packed", "scale") if (name := stem + end) in tensors)
 
 
 def _holds_codes(tensor: StoredTensor, states: dict[str, str]) -> bool:

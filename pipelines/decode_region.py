@@ -22,10 +22,9 @@ def decode_region(
     Args:
       logical: a tensor that is not plain.
       box: (start, stop) per logical axis.
-      arrays: role to array, each exactly the region that ``scheme.stored_box(logical, box)`` names; tensors of
-        less than a byte per element come as the uint8 bytes of the region.
+      arrays: role to array, each exactly the region that ``scheme.stored_box(logical, box)`` names.
       out_dtype: ``float32`` or ``bfloat16``.
-      out: written to when given, any strides; else a new array.
+      out: written to when given, any strides (those of ``scheme.memory_order`` are fastest); else a new array.
 
     Returns:
       The region, ``stop - start`` elements per axis. A new array keeps the order of the stored axes in memory, so

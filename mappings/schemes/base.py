@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mappings.geometry import Box
 from mappings.tensors import LogicalTensor
-
-Box = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,7 @@ class Scheme:
           box: (start, stop) per logical axis, any alignment.
 
         Returns:
-          Role to (start, stop) per axis of that stored tensor, in elements as its header counts them.
-          Elements of less than a byte are handed to the kernel as the whole bytes (uint8) of the region.
+          Role to (start, stop) per axis of that stored tensor.
         """
         raise NotImplementedError
 
@@ -61,6 +59,14 @@ class Scheme:
         Any box is decoded correctly; one that starts elsewhere reads the word or group it starts in.
         """
         return (1,) * len(logical.shape)
+
+    def memory_order(self, logical: LogicalTensor) -> tuple[int, ...]:
+        """Logical axes in the order in which they are stored, slowest first.
+
+        An output whose memory has this order is written fastest: for gpt-oss ``(0, 2, 1)``, a C-contiguous
+        ``[experts, outputs, inputs]`` buffer seen through its transpose.
+        """
+        return tuple(range(len(logical.shape)))
 
     def scale_axes(self, logical: LogicalTensor) -> tuple[int | None, ...] | None:
         """Block length of the scale per logical axis (None: one for the whole axis), or None without a grid."""

@@ -1,7 +1,7 @@
 """Recognises weights of two E2M1 values a byte: MXFP4 and NVFP4 in all their spellings."""
 
 from mappings.problems import Problem
-from mappings.schemes.geometry import fit_blocks, grid_shape
+from mappings.schemes.fits import fit_blocks, grid_shape
 from mappings.schemes.names import logical_name
 from mappings.schemes.near import Found, Near, bad_scale_dtype, disagreement, missing, no_scale, seen
 from mappings.tensors import LogicalTensor, StoredTensor
@@ -79,9 +79,7 @@ def _grouped(
     }
     if how:
         params["global"] = how
-    if values.dtype == "float4_e2m1fn":
-        params["elements"] = True
-    stored = {"values": values, "scale": scale, **extra}
+    stored = {"values": _as_bytes(values), "scale": scale, **extra}
     return LogicalTensor(logical_name(values.name), shape, "float32", stored, scheme, params)
 
 
@@ -90,6 +88,14 @@ def fp4_shape(values: StoredTensor) -> tuple[int, ...]:
     if values.dtype == "float4_e2m1fn":
         return values.shape
     return (*values.shape[:-1], values.shape[-1] * 2)
+
+
+def _as_bytes(values: StoredTensor) -> StoredTensor:
+    """The same run of bytes, counted in bytes: readers know whole bytes only."""
+    if values.dtype != "float4_e2m1fn":
+        return values
+    shape = (*values.shape[:-1], values.shape[-1] // 2)
+    return StoredTensor(values.name, "uint8", shape, values.file, values.offset)
 
 
 def find_gpt_oss(values: StoredTensor, near: Near) -> Found:

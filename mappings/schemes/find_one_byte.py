@@ -2,7 +2,7 @@
 
 from mappings.problems import Problem
 from mappings.schemes.claims import Claim
-from mappings.schemes.geometry import Fit, fit_blocks, fit_broadcast, grid_shape, part_rows
+from mappings.schemes.fits import Fit, fit_blocks, fit_broadcast, grid_shape, part_rows
 from mappings.schemes.names import logical_name
 from mappings.schemes.near import (
     Found,
@@ -110,6 +110,15 @@ def _ambiguous(values: StoredTensor, scale: StoredTensor) -> Problem:
 
 
 def _no_fit(values: StoredTensor, scale: StoredTensor, blocks: list, near: Near) -> Problem:
+    if not blocks and len(values.shape) > 1 and len(scale.shape) == len(values.shape) - 1:
+        return Problem(
+            name=values.name,
+            expected="one scale, one per row, or one per part of a fused matrix whose widths are in config.json",
+            found=f"scale {scale.name} {seen(scale)} for {seen(values)}",
+            fix="The rows that each scale belongs to cannot be deduced.",
+            file=values.file,
+            rule="a scale's rows are never guessed",
+        )
     if not blocks:
         return Problem(
             name=values.name,

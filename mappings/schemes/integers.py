@@ -153,5 +153,8 @@ class Awq(_Words):
             "lead": _lead(rows[0], logical.params["bits"]),
         }
 
+    def memory_order(self, logical: LogicalTensor) -> tuple[int, ...]:
+        return 1, 0
+
     def granularity(self, logical: LogicalTensor) -> tuple[int, ...]:
         return word_run(logical.params["bits"])[0], 1

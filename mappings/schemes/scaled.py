@@ -73,6 +73,9 @@ class Scaled(Scheme):
                 stored[-1] = params["blocks"][-1]
         return _in_logical_order(params, tuple(stored))
 
+    def memory_order(self, logical: LogicalTensor) -> tuple[int, ...]:
+        return tuple(logical.params.get("order") or range(len(logical.shape)))
+
     def scale_axes(self, logical: LogicalTensor) -> tuple[int | None, ...] | None:
         if "row_starts" in logical.params:
             return None
@@ -218,8 +221,6 @@ def _values_box(params: dict[str, Any], values_shape: tuple[int, ...], box: Box)
     last = outward(box[-1], _last_unit(params, values_shape))
     if len(values_shape) > len(box):
         return (*box[:-1], last, (0, values_shape[-1]))
-    if "elements" in params:  # safetensors F4: the header counts nibbles
-        return (*box[:-1], (last[0] * params["pack"], min(last[1] * params["pack"], values_shape[-1])))
     return (*box[:-1], last)
 
 

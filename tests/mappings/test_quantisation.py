@@ -1,5 +1,6 @@
 """Every stored tensor is plain, a role, ignored with a reason, or a problem that says what to do."""
 
+import struct
 import time
 
 import pytest
@@ -96,6 +97,11 @@ def test_block_size_is_never_deduced_from_the_grid():
     assert "block size" in words
     assert "[5, 56]" in words
     assert "cannot be deduced" in words
+
+
+def test_parts_whose_widths_are_unknown():
+    found = resolve(tensors(("a.proj.weight", "float8_e4m3fn", (9, 7)), ("a.proj.weight_scale", "float32", (3,))), {})
+    assert "one per part of a fused matrix" in the_problem(found)
 
 
 def test_swizzled_nvfp4_scale():
@@ -359,6 +365,35 @@ def test_every_stored_tensor_is_accounted_for_once():
     roles = [stored.name for tensor in found.logical.values() for stored in tensor.stored.values()]
     told = roles + [name for name, _ in found.ignored] + [problem.name for problem in found.problems]
     assert sorted(told) == sorted(repo)
+
+
+def test_packed_shapes_are_read_once_per_form_and_tell_the_true_width():
+    asked = []
+
+    def peek(wanted):
+        asked.extend(tensor.name for tensor in wanted)
+        return {name: struct.pack("<2q", 5, 45) for name in asked}
+
+    repo = tensors(
+        *(
+            entry
+            for k in range(3)
+            for entry in (
+                (f"e.{k}.weight_packed", "int32", (5, 6)),
+                (f"e.{k}.weight_scale", "bfloat16", (5, 2)),
+                (f"e.{k}.weight_shape", "int64", (2,)),
+            )
+        )
+    )
+    found = resolve(repo, compressed(INT4), {}, peek)
+    assert asked == ["e.0.weight_shape"]
+    assert [tensor.shape for tensor in found.logical.values()] == [(5, 45)] * 3
+    assert [tensor.shape for tensor in resolve(repo, compressed(INT4)).logical.values()] == [(5, 48)] * 3
+
+
+def test_bitsandbytes_needs_its_state_to_be_read():
+    repo = tensors(("a.weight", "uint8", (24, 1)), ("a.weight.quant_state.bitsandbytes__nf4", "uint8", (90,)))
+    assert "quant_state.bitsandbytes__nf4" in the_problem(resolve(repo, {}))
 
 
 def test_a_hundred_thousand_plain_tensors_cost_a_fraction_of_a_second():

@@ -4,7 +4,6 @@ Nothing here uses the package: codes are decoded from their bits, scales looked 
 """
 
 import json
-import struct
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -179,6 +178,35 @@ def expert_fp8(scale_shape=(3, 1, 7)):
     }
     kind = "fp8-channel" if scale.size > 3 else "fp8-expert"
     return Repo(arrays, {}, "experts.gate_up_proj", kind, expected)
+
+
+def expert_block_fp8():
+    """Experts stacked in one parameter, a grid of blocks each."""
+    codes, scale = fp8_codes((3, 9, 13), "float8_e4m3fn"), scales((3, 3, 3))
+    expected = each(
+        (3, 9, 13),
+        lambda e, i, j: f32(FP8["float8_e4m3fn"](codes[e, i, j])) * scale[e, i // 4, j // 5],
+    )
+    arrays = {"experts.up": ("float8_e4m3fn", codes), "experts.up_scale_inv": ("float32", scale)}
+    config = {"text_config": {"quantization_config": {"quant_method": "fp8", "weight_block_size": [4, 5]}}}
+    return Repo(arrays, config, "experts.up", "fp8-block", expected)
+
+
+def expert_parts_fp8():
+    """Gate and up rows of every expert, a scale each."""
+    codes, scale = fp8_codes((3, 6, 7), "float8_e4m3fn"), scales((3, 2))
+    expected = each((3, 6, 7), lambda e, i, j: f32(FP8["float8_e4m3fn"](codes[e, i, j])) * scale[e, i // 3])
+    arrays = {"e.w13_weight": ("float8_e4m3fn", codes), "e.w13_weight_scale": ("float32", scale)}
+    return Repo(arrays, {}, "e.w13_weight", "fp8-parts", expected)
+
+
+def modelopt_blocks():
+    """FP8_PB_WO: blocks of 128, the grid stored as [rows, 1, columns, 1]."""
+    codes, scale = fp8_codes((130, 257), "float8_e4m3fn"), scales((2, 3))
+    expected = each((130, 257), lambda i, j: f32(FP8["float8_e4m3fn"](codes[i, j])) * scale[i // 128, j // 128])
+    arrays = {"a.weight": ("float8_e4m3fn", codes), "a.weight_scale": ("float32", scale[:, None, :, None])}
+    config = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}}
+    return Repo(arrays, config, "a.weight", "fp8-block", expected)
 
 
 def mxfp8(columns=70):
@@ -420,7 +448,6 @@ def bnb_int8():
     return Repo(arrays, config, "a.weight", "bnb-int8", expected)
 
 
-MODELOPT_FP8 = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
 DEEPSEEK_V4 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"}}
 QUARK4 = {
     "quantization_config": {
@@ -448,6 +475,9 @@ ZOO = {
     "experts [E,1,F]": expert_fp8,
     "experts [E,I]": lambda: expert_fp8((3, 5)),
     "experts [E]": lambda: expert_fp8((3,)),
+    "experts in blocks": expert_block_fp8,
+    "experts in parts": expert_parts_fp8,
+    "block 4-d grid": modelopt_blocks,
     "mxfp8": mxfp8,
     "int8": int8_channel,
     "mxfp4 packed": mxfp4,
@@ -478,7 +508,3 @@ ZOO = {
     "bnb nf4 even": lambda: bnb4(shape=(6, 8)),
     "bnb int8": bnb_int8,
 }
-
-
-def weight_shape_bytes(rows, columns):
-    return struct.pack("<2q", rows, columns)

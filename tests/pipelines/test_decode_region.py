@@ -13,8 +13,6 @@ from mappings.schemes import SCHEMES, expand_scale_tensor
 from mappings.tensors import StoredTensor
 from pipelines.decode_region import decode_region
 
-DTYPES = {name: getattr(ml_dtypes, name) for name in ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")}
-
 
 def stored_tensors(repo: Repo) -> dict[str, StoredTensor]:
     return {
@@ -34,8 +32,6 @@ def resolved(repo: Repo):
 
 def region(repo: Repo, name: str, box):
     dtype, array = repo.arrays[name]
-    if dtype == "float4_e2m1fn":
-        box = (*box[:-1], (box[-1][0] // 2, -(-box[-1][1] // 2)))
     if dtype.startswith("float8"):
         array = array.view(np.uint8).view(getattr(ml_dtypes, dtype))
     return np.ascontiguousarray(array[tuple(slice(a, b) for a, b in box)]).reshape([b - a for a, b in box])
