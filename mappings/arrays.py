@@ -12,6 +12,7 @@ from mappings.chunking import Cut, choose_chunk, choose_inner
 from mappings.compiled import CompiledRule
 from mappings.geometry import shape_of
 from mappings.problems import Problem
+from mappings.schemes import scheme_of
 from mappings.tensors import LogicalTensor
 from transforms.dtypes import numpy_dtype
 
@@ -56,6 +57,7 @@ class TargetArray:
       uses: the rules that fill it.
       sources: the source names as a pattern, for people.
       ops: what is done on the way, for people.
+      way: for quantised sources, their scheme and whether they are dequantised or carried, for people.
     """
 
     name: str
@@ -63,9 +65,10 @@ class TargetArray:
     uses: tuple[Use, ...]
     sources: str
     ops: str
+    way: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self.spec), "sources": self.sources, "ops": self.ops}
+        return {**asdict(self.spec), "sources": self.sources, "ops": self.ops, "way": self.way}
 
 
 def target_arrays(
@@ -116,7 +119,8 @@ def _array(
     makers: Mapping[int, _Texts],
 ) -> TargetArray:
     shape = shape_of(users[0].compiled.target)
-    target_dtype = _dtype(users, tensors, dtype)
+    sources = [tensor for use in users for tensor in _some(use, tensors)]
+    target_dtype = _dtype(users, sources, dtype)
     itemsize = numpy_dtype(target_dtype).itemsize
     stacked, cuts = _common_cuts(users)
     chunk = choose_chunk(shape, itemsize, stacked, cuts, chunk_bytes)
@@ -127,6 +131,7 @@ def _array(
         name, spec, tuple(users),
         " + ".join(dict.fromkeys(text.sources for text in texts)),
         " | ".join(dict.fromkeys(text.ops for text in texts)),
+        _way(sources),
     )  # fmt: skip
 
 
@@ -145,17 +150,38 @@ def _unit(users: Sequence[Use], axis: int) -> int:
     return math.lcm(*(use.compiled.unit(axis) for use in users))
 
 
-def _dtype(users: Sequence[Use], tensors: Mapping[str, LogicalTensor], wanted: str) -> str:
-    """The target dtype: the rule's own, else the option's for floats; ``source`` keeps what the sources have."""
+def _dtype(users: Sequence[Use], sources: Sequence[LogicalTensor], wanted: str) -> str:
+    """The target dtype: the rule's own, else the option's for floats; ``source`` keeps what the sources have, and
+    takes bfloat16 for quantised ones that are not carried."""
     fixed = {use.compiled.rule.dtype for use in users} - {""}
     if fixed:
         return fixed.pop()
-    found = {tensor.dtype for use in users for tensor in _some(use, tensors)}
+    found = {tensor.dtype for tensor in sources}
     if found and not found <= FLOATS:
         return found.pop() if len(found) == 1 else "float32"
     if wanted != "source":
         return wanted
+    if any(tensor.scheme != "plain" for tensor in sources):
+        return "bfloat16"
     return found.pop() if len(found) == 1 else "float32"
+
+
+def _way(sources: Sequence[LogicalTensor]) -> str:
+    """How quantised sources go, by the first of each kind."""
+    kinds: dict[tuple[str, str], list[LogicalTensor]] = {}
+    for tensor in sources:
+        if tensor.scheme != "plain" or tensor.dtype.startswith("float8"):
+            kinds.setdefault((tensor.scheme, tensor.dtype), []).append(tensor)
+    return "; ".join(_way_of(group) for group in kinds.values())
+
+
+def _way_of(group: Sequence[LogicalTensor]) -> str:
+    first = group[0]
+    scheme = scheme_of(first)
+    if scheme is None:
+        return f"carry {len(group):,} x {first.dtype} codes bit for bit"
+    verb = "carry" if first.scheme == "scale" else "dequantise"
+    return f"{verb} {len(group):,} x {scheme.describe(first)}"
 
 
 def _some(use: Use, tensors: Mapping[str, LogicalTensor]) -> list[LogicalTensor]:

@@ -1,7 +1,7 @@
 """A rule with its numbers filled in: geometry on both sides, and which dims stack, split or enumerate."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from mappings.chunking import Cut
 from mappings.dims import Dims
@@ -23,6 +23,7 @@ class CompiledRule:
       split: dims that enumerate targets and are dimensions of the source.
       named: dims that enumerate target arrays.
       sizes: length of every dim that has one.
+      positions: when the rule holds for some of its target arrays only: the positions of ``named`` that it holds for.
     """
 
     rule: PlainRule
@@ -33,6 +34,11 @@ class CompiledRule:
     split: tuple[str, ...]
     named: tuple[str, ...]
     sizes: Mapping[str, int]
+    positions: frozenset[tuple[int, ...]] | None = None
+
+    def only(self, positions: Iterable[tuple[int, ...]]) -> "CompiledRule":
+        """The same rule for some of its target arrays."""
+        return replace(self, positions=frozenset(positions))
 
     @property
     def arithmetic(self) -> tuple[Op, ...]:
@@ -62,12 +68,17 @@ class CompiledRule:
     def targets(self) -> Iterator[tuple[str, dict[str, int]]]:
         """Every target array: its name and the positions of the dims in its name."""
         for at in self.dims.positions(self.named):
-            yield self.rule.target.fill(self.dims, at), at
+            if self.positions is None or tuple(at[atom] for atom in self.named) in self.positions:
+                yield self.rule.target.fill(self.dims, at), at
 
     def sources(self) -> Iterator[str]:
         """Every source tensor's name."""
-        for at in self.dims.positions(self.rule.source.atoms(self.dims)):
-            yield self.rule.source.fill(self.dims, at)
+        atoms = self.rule.source.atoms(self.dims)
+        both = [i for i, atom in enumerate(self.named) if atom in atoms]
+        wanted = None if self.positions is None else {tuple(p[i] for i in both) for p in self.positions}
+        for at in self.dims.positions(atoms):
+            if wanted is None or tuple(at[self.named[i]] for i in both) in wanted:
+                yield self.rule.source.fill(self.dims, at)
 
     def stacked_axes(self) -> list[int]:
         """Target axes that enumerate source tensors."""

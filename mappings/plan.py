@@ -3,12 +3,13 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from mappings.account import Account, take_account
 from mappings.arrays import PathOf, TargetArray, target_arrays, tree_path
+from mappings.carry import carry_low_bit
 from mappings.compiled import CompiledRule, compile_rule
 from mappings.family import Family
 from mappings.items import ItemMaker
@@ -28,12 +29,14 @@ class PlanOptions:
       dtype: ``bfloat16``, ``float32`` or ``source`` (each tensor's own).
       chunk_bytes: aim for one outer chunk; what one work item writes in one go.
       worker_memory_bytes: bound on tensor bytes per worker process.
+      scale_layout: how ``--dtype source`` lays scales out: ``declared`` or ``broadcast``.
     """
 
     scan_layers: bool = True
     dtype: str = "bfloat16"
     chunk_bytes: int = 64 << 20
     worker_memory_bytes: int = 1 << 30
+    scale_layout: str = "declared"
 
     @property
     def effective_chunk_bytes(self) -> int:
@@ -64,6 +67,7 @@ class Plan:
       arrays: every target array.
       account: who uses what, and what is left out with which reason.
       problems: everything that does not add up; a plan with problems cannot run.
+      notes: choices that were made, as sentences.
     """
 
     family: Family
@@ -73,6 +77,7 @@ class Plan:
     account: Account
     tensors: Mapping[str, LogicalTensor] = field(repr=False)
     problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def items(self) -> Iterator[WorkItem]:
         """Every work item, made on the fly: a plan of a hundred thousand tensors stays small."""
@@ -129,11 +134,16 @@ def plan_rules(
 ) -> Plan:
     """Plans with rules already compiled; the way for inverse rules as well, whose arrays have Hugging Face names."""
     account = take_account(rules, tensors, family)
-    arrays, problems = target_arrays(rules, tensors, options.dtype, options.effective_chunk_bytes, path_of)
-    plan = Plan(family, options, source_digest, arrays, account, tensors, (*account.problems, *problems))
-    if plan.problems:
-        return plan
-    return Plan(family, options, source_digest, arrays, account, tensors, tuple(_too_big(plan)))
+    problems, notes = list(account.problems), family.notes
+    if options.dtype == "source" and not problems:
+        carried = carry_low_bit(rules, tensors, options.scale_layout)
+        rules, tensors, notes = carried.rules, carried.tensors, (*notes, *carried.notes)
+        problems += carried.problems
+        problems += () if problems else take_account(rules, tensors, family).problems
+    arrays, unfilled = target_arrays(rules, tensors, options.dtype, options.effective_chunk_bytes, path_of)
+    problems += unfilled
+    plan = Plan(family, options, source_digest, arrays, account, tensors, tuple(problems), notes)
+    return plan if problems else replace(plan, problems=tuple(_too_big(plan)))
 
 
 def _too_big(plan: Plan) -> list[Problem]:
@@ -162,7 +172,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "digest": plan.digest,
         "arrays": [array.to_json() for array in plan.arrays],
         "ignored": dict(plan.account.ignored),
-        "notes": list(plan.family.notes),
+        "notes": list(plan.notes),
         "settings": dict(plan.family.settings),
         "problems": [asdict(problem) for problem in plan.problems],
         "totals": asdict(totals),

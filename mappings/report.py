@@ -38,7 +38,7 @@ def plan_text(plan: Plan) -> str:
 def _lines(plan: Plan) -> Iterator[str]:
     mode = "scanned" if plan.options.scan_layers else "unrolled"
     yield f"{plan.family.name}, {mode} layers, dtype {plan.options.dtype}, {len(plan.tensors):,} source tensors"
-    yield from (f"  {note}" for note in plan.family.notes)
+    yield from (f"  {note}" for note in plan.notes)
     if plan.arrays:
         yield ""
         yield from _table(rows(plan.arrays))
@@ -54,6 +54,8 @@ def _table(table: Sequence[Row]) -> Iterator[str]:
     for row, line in zip(table, lines, strict=True):
         yield line
         yield f"    from {row.first.sources}" + (f"  by  {row.first.ops}" if row.first.ops else "")
+        if row.first.way:
+            yield f"    {row.first.way}"
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -59,6 +59,10 @@ def add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
         help="a stored lm_head that config.json ties to the embedding: auto compares them and stops when they differ",
     )  # fmt: skip
     parser.add_argument(
+        "--scale-layout", default="declared", choices=("declared", "broadcast"),
+        help="with --dtype source: per-tensor scales as MaxText's FP8 models declare them, or of their weight's rank",
+    )  # fmt: skip
+    parser.add_argument(
         "--chunk-bytes", type=byte_count, default=64 << 20, metavar="BYTES",
         help="aim for one stored object (default 64MiB); never more than an eighth of --worker-memory-bytes",
     )  # fmt: skip
@@ -76,6 +80,6 @@ def conversion_options(args: argparse.Namespace) -> ConversionOptions:
         source=absolute(args.source),
         family=args.family,
         mapping=FamilyOptions(args.scan_layers, args.vocab_size, args.rope_lanes),
-        target=PlanOptions(args.scan_layers, args.dtype, args.chunk_bytes, args.worker_memory_bytes),
+        target=PlanOptions(args.scan_layers, args.dtype, args.chunk_bytes, args.worker_memory_bytes, args.scale_layout),
         lm_head=args.lm_head,
     )
