@@ -31,6 +31,37 @@ _NO_TABLE = "MaxText knows neither sizes nor names of this model: its tables dis
 # The router bias goes where both of MaxText's loaders take it, which is not where its tree declares it.
 _ROUTER_BIAS = (("MoEBiasVar-", "params-"),)
 
+# MaxText has no config.json for Kimi-K2: sizes as its model file states them, names as the published repository's.
+_KIMI_K2: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "kimi_k2",
+    "vocab_size": 163_840,
+    "hidden_size": 7168,
+    "intermediate_size": 18_432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 384,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "routed_scaling_factor": 2.827,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 50_000.0,
+    "rope_scaling": {"type": "yarn", "factor": 32.0, "beta_fast": 1.0, "beta_slow": 1.0, "mscale_all_dim": 1.0},
+    "tie_word_embeddings": False,
+}
+
 CASES: dict[str, Case] = {
     # MaxText's shape table of Gemma 3 lists biases; its config says that there are none.
     "gemma3-4b": Case(spurious="*_proj.bias"),
@@ -41,5 +72,5 @@ CASES: dict[str, Case] = {
     "deepseek3-671b": Case(moved=_ROUTER_BIAS),
     "deepseek3-671b+mtp": Case(config_of="deepseek3-671b", options={"mtp": True}, moved=_ROUTER_BIAS),
     "deepseek3.2-671b": Case(moved=_ROUTER_BIAS),
-    "kimi-k2-1t": Case(moved=_ROUTER_BIAS),
+    "kimi-k2-1t": Case(config=_KIMI_K2, moved=_ROUTER_BIAS),
 }

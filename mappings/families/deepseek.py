@@ -25,7 +25,7 @@ def deepseek(config: Config, names: Collection[str], options: FamilyOptions) -> 
     """V2 (with or without query compression), V3, V3.1, V3.2 (with its indexer) and Kimi-K2."""
     _refuse_sparse_moe(config)
     dense, layers = int(config.get("first_k_dense_replace", 0)), config.size("num_hidden_layers")
-    moe_rules = (*_block("moe", config), *_moe(names, options))
+    moe_rules = (*_block("moe", config), *_moe(config, names, options))
     dense_rules = (*_block("dense", config), *shared.gated_mlp(layer="dense")) if dense else ()
     predicted = range(layers, layers + int(config.get("num_nextn_predict_layers", 0)))
     mtp_rules = mtp.rules(moe_rules, "moe", _LAYERS, predicted) if options.mtp else ()
@@ -37,7 +37,7 @@ def deepseek(config: Config, names: Collection[str], options: FamilyOptions) -> 
         rules=(*shared.token_rules(config, options), *dense_rules, *moe_rules, *mtp_rules),
         ties=(shared.TIE, *(mtp.ties(_LAYERS, predicted) if options.mtp else ())),
         ignores=(shared.ROTARY, *(() if options.mtp else mtp.ignores(_LAYERS, predicted))),
-        settings=_settings(config, options, dense, len(predicted)),
+        settings=_settings(config, names, options, dense, len(predicted)),
         sizes_from=_SIZES_FROM,
         notes=_notes(config, names),
     )  # fmt: skip
@@ -76,7 +76,12 @@ def _block(layer: str, config: Config) -> tuple[Rule, ...]:
     return (*shared.norms(shared.LLAMA_NORMS, layer=layer), *attention)
 
 
-def _moe(names: Collection[str], options: FamilyOptions) -> tuple[Rule, ...]:
+def _has_bias(config: Config, names: Collection[str]) -> bool:
+    """Whether the router has a bias; configs that transformers wrote do not say."""
+    return config.get("topk_method") == "noaux_tc" or any(n.endswith(".e_score_correction_bias") for n in names)
+
+
+def _moe(config: Config, names: Collection[str], options: FamilyOptions) -> tuple[Rule, ...]:
     """Routed and shared experts, and the router's bias where the checkpoint has one.
 
     The bias stays float32 unless MaxText is followed bit for bit: it decides near ties between experts, and its
@@ -88,7 +93,7 @@ def _moe(names: Collection[str], options: FamilyOptions) -> tuple[Rule, ...]:
     )  # fmt: skip
     return (
         *shared.experts(names, "mlp", f"{_MOE}-MoeBlock_0", _EXPERTS, layer="moe"),
-        *((bias,) if any(name.endswith(".e_score_correction_bias") for name in names) else ()),
+        *((bias,) if _has_bias(config, names) else ()),
         *shared.gated_mlp("mlp.shared_experts", f"{_MOE}-shared_experts", layer="moe", mlp="shared_mlp"),
     )
 
@@ -151,7 +156,9 @@ _INDEXER_SETTINGS = {
 }
 
 
-def _settings(config: Config, options: FamilyOptions, dense: int, predicted: int) -> dict[str, Any]:
+def _settings(
+    config: Config, names: Collection[str], options: FamilyOptions, dense: int, predicted: int
+) -> dict[str, Any]:
     settings = (
         shared.common_settings(config, options, "deepseek")
         | shared.settings_from(config, _SETTINGS)
@@ -159,7 +166,7 @@ def _settings(config: Config, options: FamilyOptions, dense: int, predicted: int
             "first_num_dense_layers": dense,
             "routed_scaling_factor": float(config.get("routed_scaling_factor", 1.0)),
             "routed_score_func": config.get("scoring_func", "softmax"),
-            "routed_bias": config.get("topk_method") == "noaux_tc",
+            "routed_bias": _has_bias(config, names),
             "attention_type": "mla",
             "q_lora_rank": config.get("q_lora_rank") or 0,
             "rope_type": config.rope_type,
