@@ -83,20 +83,20 @@ def refuse_remainder(layers: int, period: int, fix: str = "Convert with --no-sca
         raise PlanError([Problem(name, expected, str(layers), fix, file="config.json")])
 
 
-def refuse_layer_types(config: Config, period: int, why: str) -> None:
+def refuse_layer_types(config: Config, period: int, why: str, others: str = "sliding_attention") -> None:
     """MaxText fixes which layers attend to everything: the last of each cycle.
 
     Raises:
       PlanError: config.json says otherwise.
     """
     types = list(config.get("layer_types") or [])
-    cycle = ["sliding_attention"] * (period - 1) + ["full_attention"]
+    cycle = [others] * (period - 1) + ["full_attention"]
     fixed = [cycle[layer % period] for layer in range(len(types))]
     wrong = next((layer for layer, (a, b) in enumerate(zip(types, fixed, strict=True)) if a != b), None)
     if wrong is not None:
         raise PlanError([Problem(
             "config.json key layer_types",
-            f"full attention in every {period}th layer and sliding attention in all others, as {why}",
+            f"full attention in every {period}th layer and {others.replace('_', ' ')} in all others, as {why}",
             f"{types[wrong]} in layer {wrong}",
             "MaxText cannot run this model; there is no layout to convert to.",
             file="config.json",
@@ -389,6 +389,12 @@ def yarn_settings(config: Config) -> dict[str, Any]:
     """MaxText's settings of YaRN, from config.json's rope parameters."""
     rope = config.rope
     return {
+def mrope_settings(config: Config) -> dict[str, Any]:
+    """MaxText's settings of rotary positions in time, height and width, where config.json splits the lanes so."""
+    section = config.rope.get("mrope_section")
+    return {"use_mrope": True, "mrope_section": list(section)} if section else {}
+
+
         "original_max_position_embeddings": rope.get("original_max_position_embeddings", 4096),
         "rope_factor": rope.get("factor", 40),
         "beta_fast": rope.get("beta_fast", 32),
