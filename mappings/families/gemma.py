@@ -55,7 +55,7 @@ def gemma2(config: Config, names: Collection[str], options: FamilyOptions) -> Fa
         rules=spelled.rules((*_tokens(config, options, math.sqrt(config.size("hidden_size"))), *rules)),
         ties=(spelled.tie,),
         ignores=(shared.ROTARY,),
-        settings=_settings(config, options, "gemma2") | {"base_num_decoder_layers": layers // 2},
+        settings=gemma_settings(config, options, "gemma2") | {"base_num_decoder_layers": layers // 2},
         sizes_from=shared.SIZES_FROM,
         notes=(spelled.note, note),
     )  # fmt: skip
@@ -82,7 +82,7 @@ def gemma3(config: Config, names: Collection[str], options: FamilyOptions) -> Fa
         rules=(*spelled.rules((*_tokens(config, options, factor), *rules)), *vision.rules),
         ties=(spelled.tie,),
         ignores=(shared.ROTARY, *vision.ignores),
-        settings=_settings(config, options, "gemma3") | _rope_settings(config) | _model_name(config) | vision.settings,
+        settings=gemma_settings(config, options, "gemma3") | _gemma3_settings(config) | vision.settings,
         sizes_from=shared.SIZES_FROM | vision.sizes_from,
         notes=(spelled.note, *vision.notes),
     )  # fmt: skip
@@ -120,7 +120,8 @@ def _query_scale(config: Config, options: FamilyOptions) -> tuple[Scale, str]:
     return shared.query_scale(scalar), f"queries scaled by 1/sqrt({scalar}), query_pre_attn_scalar of config.json"
 
 
-def _settings(config: Config, options: FamilyOptions, block: str) -> dict[str, Any]:
+def gemma_settings(config: Config, options: FamilyOptions, block: str) -> dict[str, Any]:
+    """MaxText settings that all Gemmas share, from config.json."""
     settings = shared.common_settings(config, options, block) | {
         "mlp_activations": ["gelu", "linear"],
         "normalize_embedding_logits": True,
@@ -133,18 +134,15 @@ def _settings(config: Config, options: FamilyOptions, block: str) -> dict[str, A
     return {key: value for key, value in settings.items() if value is not None}
 
 
-def _model_name(config: Config) -> dict[str, str]:
-    """MaxText's gemma3 block knows the query scalar by the model's name alone: head_dim, or hidden size over heads."""
-    per_head = config.size("hidden_size") // config.size("num_attention_heads")
-    scalar = config.get("query_pre_attn_scalar")
-    return {"model_name": "gemma3-27b" if scalar == per_head != config.head_dim else "gemma3-4b"}
-
-
-def _rope_settings(config: Config) -> dict[str, Any]:
-    """Two rotary bases and a factor, in the spellings of transformers 4 and 5."""
+def _gemma3_settings(config: Config) -> dict[str, Any]:
+    """Two rotary bases and a factor, in the spellings of transformers 4 and 5; and a model name, by which alone
+    MaxText's block knows whether the query scalar is head_dim or hidden size over heads."""
     full, sliding = (config.rope.get(f"{kind}_attention") or {} for kind in ("full", "sliding"))
     local = sliding.get("rope_theta") or config.get("rope_local_base_freq", 10_000)
+    per_head = config.size("hidden_size") // config.size("num_attention_heads")
+    divided = config.get("query_pre_attn_scalar") == per_head != config.head_dim
     return {
+        "model_name": "gemma3-27b" if divided else "gemma3-4b",
         "rope_max_timescale": int(full.get("rope_theta") or config.rope_theta),
         "local_rope_max_timescale": int(local),
         "rope_linear_scaling_factor": float((full or config.rope).get("factor") or 1.0),

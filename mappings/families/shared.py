@@ -186,6 +186,8 @@ def attention(
     norm_dtype: str = "",
     target: str = "self_attention",
     layer: str = "layer",
+    kv_heads: str = "kv_heads",
+    head_dim: str = "head_dim",
 ) -> tuple[Rule, ...]:
     """Grouped-query attention: q, k, v, o, their biases and per-head norms.
 
@@ -198,26 +200,27 @@ def attention(
       qk_norm: queries and keys of each head are normalised.
       norm_ops: arithmetic on those norms.
       norm_dtype: their target dtype.
+      kv_heads, head_dim: the words of these dims, where layers of one model differ in them.
     """
-    into = "(pair half)" if interleaved else "head_dim"
-    lanes = "half pair" if interleaved else "head_dim"
+    into = "(pair half)" if interleaved else head_dim
+    lanes = "half pair" if interleaved else head_dim
     rules = [
         layer_rule("self_attn.q_proj.weight", f"{target}-query-kernel",
                    f"(heads {lanes}) embed -> embed {layer} heads {into}", query_ops, layer),
         layer_rule("self_attn.k_proj.weight", f"{target}-key-kernel",
-                   f"(kv_heads {lanes}) embed -> embed {layer} kv_heads {into}", (), layer),
+                   f"({kv_heads} {lanes}) embed -> embed {layer} {kv_heads} {into}", (), layer),
         layer_rule("self_attn.v_proj.weight", f"{target}-value-kernel",
-                   f"(kv_heads head_dim) embed -> embed {layer} kv_heads head_dim", (), layer),
+                   f"({kv_heads} {head_dim}) embed -> embed {layer} {kv_heads} {head_dim}", (), layer),
         layer_rule("self_attn.o_proj.weight", f"{target}-out-kernel",
-                   f"embed (heads head_dim) -> heads {layer} head_dim embed", (), layer),
+                   f"embed (heads {head_dim}) -> heads {layer} {head_dim} embed", (), layer),
     ]  # fmt: skip
     if bias:
         for short, name, heads in (
             ("q", "query", "heads"),
-            ("k", "key", "kv_heads"),
-            ("v", "value", "kv_heads"),
+            ("k", "key", kv_heads),
+            ("v", "value", kv_heads),
         ):
-            split, merged = (lanes, into) if short != "v" else ("head_dim", "head_dim")
+            split, merged = (lanes, into) if short != "v" else (head_dim, head_dim)
             rules.append(
                 layer_rule(f"self_attn.{short}_proj.bias", f"{target}-{name}-bias",
                            f"({heads} {split}) -> {heads} {layer} {merged}",
@@ -228,7 +231,7 @@ def attention(
     if qk_norm:
         rules += [
             layer_rule(f"self_attn.{short}_norm.weight", f"{target}-{name}_norm-scale",
-                       f"head_dim -> head_dim {layer}", norm_ops, layer, norm_dtype)
+                       f"{head_dim} -> {head_dim} {layer}", norm_ops, layer, norm_dtype)
             for short, name in (("q", "query"), ("k", "key"))
         ]  # fmt: skip
     return tuple(rules)
@@ -290,11 +293,12 @@ def routed_experts(
 
 def fused_experts(source: str, target: str, layer: str = "layer", mlp: str = "expert_mlp") -> tuple[Rule, ...]:
     """Experts as transformers 5 fuses them: ``gate_up_proj [expert, 2 mlp, embed]`` and
-    ``down_proj [expert, embed, mlp]``."""
+    ``down_proj [expert, embed, mlp]``; ``source`` may be empty."""
+    experts = f"{source}.experts".removeprefix(".")
     return (
-        layer_rule(f"{source}.experts.gate_up_proj", f"{target}-{{part}}",
+        layer_rule(f"{experts}.gate_up_proj", f"{target}-{{part}}",
                    f"expert (part {mlp}) embed -> expert {layer} embed {mlp}", (), layer),
-        layer_rule(f"{source}.experts.down_proj", f"{target}-wo",
+        layer_rule(f"{experts}.down_proj", f"{target}-wo",
                    f"expert embed {mlp} -> expert {layer} {mlp} embed", (), layer),
     )  # fmt: skip
 
@@ -385,16 +389,16 @@ def settings_from(config: Config, keys: Mapping[str, str]) -> dict[str, Any]:
     return {setting: config.size(key) for setting, key in keys.items()}
 
 
-def yarn_settings(config: Config) -> dict[str, Any]:
-    """MaxText's settings of YaRN, from config.json's rope parameters."""
-    rope = config.rope
-    return {
 def mrope_settings(config: Config) -> dict[str, Any]:
     """MaxText's settings of rotary positions in time, height and width, where config.json splits the lanes so."""
     section = config.rope.get("mrope_section")
     return {"use_mrope": True, "mrope_section": list(section)} if section else {}
 
 
+def yarn_settings(config: Config) -> dict[str, Any]:
+    """MaxText's settings of YaRN, from config.json's rope parameters."""
+    rope = config.rope
+    return {
         "original_max_position_embeddings": rope.get("original_max_position_embeddings", 4096),
         "rope_factor": rope.get("factor", 40),
         "beta_fast": rope.get("beta_fast", 32),
