@@ -29,6 +29,7 @@ def kvstore(url: str) -> dict[str, Any]:
         return {"driver": "file", "path": os.path.abspath(url).rstrip("/") + "/"}
     scheme, _, rest = url.partition("://")
     bucket, _, path = rest.strip("/").partition("/")
+    # Untested on the real service; the common emulator ignores write preconditions, so it proves nothing about OCDBT.
     if scheme == "gs" and bucket:
         return {"driver": "gcs", "bucket": bucket, "path": f"{path}/" if path else ""}
     raise FerryError(str(Problem(url, "a local path or gs://bucket/path", url, "Give one of those.")))

@@ -11,6 +11,7 @@ from typing import Any
 
 from mappings.array_spec import ArraySpec
 from mappings.problems import FerryError, Problem
+from pipelines.sink import store_error
 
 # What a save of Orbax leaves in an item; an interrupted commit may have left it before.
 _ORBAX_FILES = ("_METADATA", "_sharding", "array_metadatas")
@@ -58,11 +59,15 @@ def write_item_metadata(
       arrays: every array of the checkpoint.
       leaves: other leaves by path: ints (``{("step",): 0}``) and empty dicts (``{("opt_state",): {}}``).
       store_format: ``zarr3``, ``ocdbt`` or ``zarr2``.
+
+    Raises:
+      FerryError: two leaves share a place in the tree, or Orbax cannot write.
     """
     import orbax.checkpoint as ocp
     from etils import epath
     from orbax.checkpoint import type_handlers
 
+    tree = tree_of(arrays, leaves)
     _forget_earlier(item, leaves)
     # The step must be a leaf of Orbax's own scalar type: a 0-d array in its place restores as an array.
     registry = type_handlers.create_type_handler_registry(
@@ -71,9 +76,13 @@ def write_item_metadata(
     handler = ocp.PyTreeCheckpointHandler(
         use_ocdbt=store_format == "ocdbt", use_zarr3=store_format != "zarr2", type_handler_registry=registry
     )
-    handler.save(epath.Path(item), args=ocp.args.PyTreeSave(tree_of(arrays, leaves)))  # pyright: ignore[reportCallIssue]
-    handler.finalize(epath.Path(item))
-    handler.close()
+    try:
+        handler.save(epath.Path(item), args=ocp.args.PyTreeSave(tree))  # pyright: ignore[reportCallIssue]
+        handler.finalize(epath.Path(item))
+    except Exception as error:
+        raise store_error(str(item), "Orbax's metadata written", error) from error
+    finally:
+        handler.close()
 
 
 def _forget_earlier(item: Path, leaves: Mapping[tuple[str, ...], Any]) -> None:
@@ -116,6 +125,9 @@ def write_step_metadata(
       item: name of the item, ``items``.
       custom_metadata: JSON values such as ``{"scan_layers": True}``.
       init_timestamp_nsecs: when the conversion began; now when None.
+
+    Raises:
+      FerryError: Orbax did not write it.
     """
     import orbax.checkpoint as ocp
 
@@ -125,17 +137,27 @@ def write_step_metadata(
     store = ocp.metadata.metadata_store(enable_write=True, blocking_write=True)
     path = step / "_CHECKPOINT_METADATA"
     path.unlink(missing_ok=True)
-    store.write(
-        path,
-        {
-            "item_handlers": {item: f"{handler.__module__}.{handler.__qualname__}"},
-            "metrics": {},
-            "performance_metrics": {},
-            "init_timestamp_nsecs": init_timestamp_nsecs or now,
-            "commit_timestamp_nsecs": now,
-            "custom_metadata": dict(custom_metadata),
-        },
-    )
-    store.close()
-    if not path.is_file():
-        raise FerryError(str(Problem(str(path), "written by Orbax", "no file", "Run the same command again.")))
+    record = {
+        "item_handlers": {item: f"{handler.__module__}.{handler.__qualname__}"},
+        "metrics": {},
+        "performance_metrics": {},
+        "init_timestamp_nsecs": init_timestamp_nsecs or now,
+        "commit_timestamp_nsecs": now,
+        "custom_metadata": dict(custom_metadata),
+    }
+    try:
+        store.write(path, record)
+    except Exception as error:
+        raise store_error(str(path), "Orbax's step metadata written", error) from error
+    finally:
+        store.close()
+    if _custom_metadata(path) != record["custom_metadata"]:
+        raise FerryError(str(Problem(str(path), "Orbax's step metadata", "none", "Run the same command again.")))
+
+
+def _custom_metadata(path: Path) -> Any:
+    """The custom metadata that a reader will find, or None."""
+    import orbax.checkpoint as ocp
+
+    record = ocp.metadata.metadata_store(enable_write=False).read(path)
+    return None if record is None else record.get("custom_metadata")

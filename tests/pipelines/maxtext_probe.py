@@ -17,31 +17,31 @@ from maxtext.configs import pyconfig
 from maxtext.utils import maxtext_utils, model_creation_utils
 
 CONFIG = Path(pyconfig.__file__).with_name("base.yml")
-TINY_LLAMA = [
-    "run_name=probe",
-    "model_name=default",
-    "override_model_config=true",
-    "decoder_block=llama2",
-    "base_emb_dim=16",
-    "base_num_query_heads=4",
-    "base_num_kv_heads=2",
-    "head_dim=6",
-    "base_mlp_dim=24",
-    "base_num_decoder_layers=3",
-    "vocab_size=40",
-    "mlp_activations=['silu','linear']",
-    "weight_dtype=bfloat16",
-    "dtype=bfloat16",
-    "enable_checkpointing=false",
-    "log_config=false",
-    "skip_jax_distributed_system=true",
-    "hardware=cpu",
-]
+TINY_LLAMA = {
+    "run_name": "probe",
+    "model_name": "default",
+    "override_model_config": "true",
+    "decoder_block": "llama2",
+    "base_emb_dim": 16,
+    "base_num_query_heads": 4,
+    "base_num_kv_heads": 2,
+    "head_dim": 6,
+    "base_mlp_dim": 24,
+    "base_num_decoder_layers": 3,
+    "vocab_size": 40,
+    "mlp_activations": "['silu','linear']",
+    "weight_dtype": "bfloat16",
+    "dtype": "bfloat16",
+    "enable_checkpointing": "false",
+    "log_config": "false",
+    "skip_jax_distributed_system": "true",
+    "hardware": "cpu",
+}
 
 
 def abstract_params() -> tuple[Any, Any]:
     """MaxText's configuration and its abstract parameters."""
-    config = pyconfig.initialize(["probe", str(CONFIG), *TINY_LLAMA])
+    config = pyconfig.initialize(["probe", str(CONFIG), *(f"{name}={value}" for name, value in TINY_LLAMA.items())])
     mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config), config.mesh_axes)
     with jax.set_mesh(mesh):
         _, model = model_creation_utils.create_nnx_abstract_model(config, mesh)

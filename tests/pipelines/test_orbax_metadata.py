@@ -38,6 +38,17 @@ real = jax.tree.map(lambda leaf: np.zeros(leaf.shape, numpy_dtype(leaf.dtype)) i
 handler = ocp.PyTreeCheckpointHandler(use_ocdbt=store_format == "ocdbt", use_zarr3=store_format != "zarr2")
 with ocp.Checkpointer(ocp.CompositeCheckpointHandler(items=handler)) as checkpointer:
     checkpointer.save(folder / "real", args=ocp.args.Composite(items=ocp.args.PyTreeSave(real)))
+from mappings.problems import FerryError
+for write, words in (
+    (lambda: write_step_metadata(folder / "absent", "items", {}), "step metadata"),
+    (lambda: write_item_metadata(Path("/proc/absent"), [WO], LEAVES, store_format), "metadata written"),
+):
+    try:
+        write()
+    except FerryError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError("a failed write went unnoticed")
 metadata = ocp.metadata.metadata_store(enable_write=False).read(folder / "ours" / "_CHECKPOINT_METADATA")
 assert metadata["custom_metadata"] == {"scan_layers": True, "n": 3}, metadata
 """
