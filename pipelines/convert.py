@@ -16,6 +16,7 @@ from pipelines.checkpoint import open_checkpoint
 from pipelines.ferry import FerryWork
 from pipelines.manifest import make_manifest, unfinished
 from pipelines.maxtext_settings import write_settings
+from pipelines.orbax_log import quiet_orbax
 from pipelines.orbax_metadata import scalar_keys, write_item_metadata, write_step_metadata
 from pipelines.planning import Conversion, ConversionOptions, plan_conversion
 from pipelines.progress import Done
@@ -203,13 +204,13 @@ class _Conversion:
             )))  # fmt: skip
 
     def _write_metadata(self) -> None:
-        write_item_metadata(self.run.item_dir, self.specs, EXTRA_LEAVES, self.sink.store_format)
+        with quiet_orbax():
+            write_item_metadata(self.run.item_dir, self.specs, EXTRA_LEAVES, self.sink.store_format)
+            write_step_metadata(self.run.building, self.run.item, {"scan_layers": self.plan.options.scan_layers})
         receipts = self.run.receipts.finished()
         options = {**asdict(self.options), **asdict(self.output)}
         manifest = make_manifest(self.plan, self.conversion.checkpoint, options, receipts)
         write_json(self.run.item_dir / MANIFEST_NAME, manifest)
-        custom = {"scan_layers": self.plan.options.scan_layers}
-        write_step_metadata(self.run.building, self.run.item, custom)
         write_settings(_settings_path(self.run), self.plan.family, self.plan.options)
         shutil.rmtree(self.work_dir, ignore_errors=True)
 

@@ -7,6 +7,7 @@ from typing import Any
 from mappings.config import Config
 from mappings.family import FamilyOptions, make_family
 from mappings.plan import Plan, PlanOptions, make_plan
+from mappings.problems import PlanError, Problem
 from mappings.quantisation import resolve
 from pipelines.byte_source import ByteSource
 from pipelines.checkpoint import Checkpoint, open_checkpoint
@@ -66,6 +67,7 @@ def plan_conversion(options: ConversionOptions) -> Conversion:
     checkpoint = open_checkpoint(options.source)
     found = resolve(checkpoint.tensors, checkpoint.config, checkpoint.quant_config_files)
     config = _with_head(Config(checkpoint.config), checkpoint, options.lm_head)
+    _refuse_smaller_vocab(config, options.mapping.vocab_size)
     family = make_family(config, found.logical.keys(), options.mapping, options.family)
     digest = f"{checkpoint.digest}/{options.lm_head}"
     plan = make_plan(family, found.logical, options.target, digest)
@@ -74,6 +76,12 @@ def plan_conversion(options: ConversionOptions) -> Conversion:
     plan = replace(plan, account=account, problems=(*found.problems, *plan.problems))
     compare = plan.account.ties if options.lm_head == "auto" else ()
     return Conversion(checkpoint, plan, compare)
+
+
+def _refuse_smaller_vocab(config: Config, wanted: int | None) -> None:
+    if wanted and wanted < config.size("vocab_size"):
+        expected = f"at least {config.size('vocab_size')}, the vocab_size of config.json: rows are added, never cut"
+        raise PlanError([Problem("--vocab-size", expected, str(wanted), "Leave it out, or give a larger one.")])
 
 
 def _with_head(config: Config, checkpoint: Checkpoint, lm_head: str) -> Config:

@@ -22,6 +22,7 @@ from pipelines.byte_source import ByteSource, LocalSource, open_source
 from pipelines.decode_region import decode_region
 from pipelines.expected import expected_parts
 from pipelines.memory import shared_budget
+from pipelines.orbax_log import quiet_orbax
 from pipelines.orbax_view import OrbaxItem, find_item, open_item, read_manifest, read_region
 from pipelines.planning import Conversion, options_of, plan_conversion
 from pipelines.receipts import Receipts
@@ -278,7 +279,7 @@ def stored_tree(item: str) -> dict[str, tuple[tuple[int, ...], str]]:
     """Array key to shape and dtype, read by stock Orbax."""
     import orbax.checkpoint as ocp
 
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    with quiet_orbax(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         tree = checkpointer.metadata(item).item_metadata.tree
     leaves: dict[str, tuple[tuple[int, ...], str]] = {}
     _flatten(tree, (), leaves)
