@@ -28,6 +28,32 @@ class Case:
 
 
 _NO_TABLE = "MaxText knows neither sizes nor names of this model: its tables disagree with each other"
+# Published sizes of a model of which MaxText has a tree but no table.
+_LLAMA4_SCOUT = {
+    "model_type": "llama4",
+    "architectures": ["Llama4ForConditionalGeneration"],
+    "text_config": {
+        "model_type": "llama4_text",
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 1,
+        "no_rope_layers": [1, 1, 1, 0] * 12,
+        "vocab_size": 202_048,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "rope_scaling": {"rope_type": "llama3", "factor": 16.0, "original_max_position_embeddings": 8192},
+        "use_qk_norm": True,
+        "attention_chunk_size": 8192,
+    },
+}
+
 # The router bias goes where both of MaxText's loaders take it, which is not where its tree declares it.
 _ROUTER_BIAS = (("MoEBiasVar-", "params-"),)
 
@@ -66,6 +92,7 @@ CASES: dict[str, Case] = {
     # MaxText's shape table of Gemma 3 lists biases; its config says that there are none.
     "gemma3-4b": Case(spurious="*_proj.bias"),
     "gemma3-4b+mm": Case(config_of="gemma3-4b", options={"multimodal": True}),
+    "llama4-17b-16e": Case(config=_LLAMA4_SCOUT),
     "llama3.1-8b+fp8": Case(refused="FP8 trees: see test_carried_scales"),
     "llama3.1-8b+fp8block": Case(refused="FP8 trees: see test_carried_scales"),
     "qwen3.5-35b-fp8": Case(refused=_NO_TABLE),
