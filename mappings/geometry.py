@@ -4,8 +4,9 @@ A stored axis is a row-major product of factors. A factor is a dim, or a Concat 
 extent is the whole concatenation and its dims occupy a stretch of it.
 """
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mappings.dims import Dims
@@ -75,6 +76,19 @@ class AxisGeometry:
         """
         return flat_range([f.extent for f in self.factors], [f.span(ranges) for f in self.factors])
 
+    def scattered(self, ranges: Mapping[str, Range]) -> list[str]:
+        """The dims that must be taken position by position, because ranges of dims to their right leave holes."""
+        before: list[str] = []
+        found: list[str] = []
+        for factor in self.factors:
+            if math.prod(factor.sizes) < factor.extent:
+                found = list(before)
+            for atom, size in zip(factor.atoms, factor.sizes, strict=True):
+                if ranges[atom] != (0, size):
+                    found = list(before)
+                before.append(atom)
+        return [atom for atom in found if ranges[atom][1] - ranges[atom][0] > 1]
+
 
 Geometry = tuple[AxisGeometry, ...]
 
@@ -133,6 +147,13 @@ def shape_of(geometry: Geometry) -> tuple[int, ...]:
 def box_of(geometry: Geometry, ranges: Mapping[str, Range]) -> Box:
     """The box of stored indices that ranges of the dims occupy."""
     return tuple(axis.span(ranges) for axis in geometry)
+
+
+def stretches(geometry: Geometry, ranges: Mapping[str, Range]) -> Iterator[dict[str, Range]]:
+    """Cuts ranges into pieces that are one contiguous stretch on every axis: a part inside a merged axis lies apart."""
+    scattered = [atom for axis in geometry for atom in axis.scattered(ranges)]
+    for positions in itertools.product(*(range(*ranges[atom]) for atom in scattered)):
+        yield {**ranges, **{atom: (at, at + 1) for atom, at in zip(scattered, positions, strict=True)}}
 
 
 def describe(side: Side, geometry: Geometry) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from mappings.arrays import TargetArray, Use
 from mappings.chunking import SMALL_ARRAY_BYTES
 from mappings.compiled import CompiledRule
-from mappings.geometry import Range, box_of
+from mappings.geometry import Range
 from mappings.tensors import LogicalTensor
 from mappings.work import Emit, Move, Part, Read, WorkItem
 
@@ -103,9 +103,8 @@ def _groups(arrays: Sequence[TargetArray]) -> Iterator[_Group]:
 def _read_bytes(read: Read, moves: Sequence[Move]) -> int:
     """Bytes that a read takes from the source: its share of the stored tensors."""
     move = moves[read.move]
-    whole = {atom: (0, size) for atom, size in move.sizes.items()}
-    box = box_of(move.source, whole | dict(read.ranges))
-    share = math.prod(stop - start for start, stop in box)
+    ranges = {atom: (0, size) for atom, size in move.sizes.items()} | dict(read.ranges)
+    share = math.prod(ranges[atom][1] - ranges[atom][0] for axis in move.source for atom in axis.atoms)
     total = math.prod(read.tensor.shape) or 1
     return -(-read.tensor.nbytes * share // total)
 

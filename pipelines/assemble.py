@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mappings.geometry import Box, Geometry, Range, box_of
+from mappings.geometry import Box, Geometry, Range, box_of, stretches
 from mappings.tensors import LogicalTensor
 from mappings.work import BLOCK_BYTES, Emit, Move, Part, Read, WorkItem
 from transforms.dtypes import numpy_dtype
@@ -45,6 +45,8 @@ def _place_read(item: WorkItem, read: Read, ops: Sequence[Op], load: Load, buffe
     for block in blocks(move.source, ranges, max(1, BLOCK_BYTES // itemsize)):
         raw = load(read.tensor, box_of(move.source, block), wanted)
         for emit in read.emits:
+            if any(not block[atom][0] <= at < block[atom][1] for atom, at in emit.at.items()):
+                continue
             part = item.parts[emit.part]
             array = apply_elementwise(_select(move.source, block, raw, emit), ops, part.spec.dtype)
             _put(move, block, emit, array, part, buffers[emit.part])
@@ -66,7 +68,8 @@ def blocks(source: Geometry, ranges: Ranges, limit: int) -> Iterator[dict[str, R
     [(0, 2), (2, 4), (4, 5)]
     """
     atoms = [atom for axis in source for atom in axis.atoms]
-    yield from _cut(dict(ranges), atoms, limit)
+    for stretch in stretches(source, ranges):
+        yield from _cut(stretch, atoms, limit)
 
 
 def _cut(ranges: dict[str, Range], atoms: Sequence[str], limit: int) -> Iterator[dict[str, Range]]:

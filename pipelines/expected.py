@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mappings.geometry import AxisGeometry, Box, Range, box_of
+from mappings.geometry import AxisGeometry, Box, Range
 from mappings.tensors import LogicalTensor
 from mappings.work import Emit, Move, Part, Read, WorkItem
 from transforms.dtypes import numpy_dtype
@@ -26,10 +26,17 @@ def expected_parts(item: WorkItem, load: Load) -> list[np.ndarray]:
     for read in item.reads:
         move = item.moves[read.move]
         ranges = {atom: (0, size) for atom, size in move.sizes.items()} | dict(read.ranges)
-        values = load(read.tensor, box_of(move.source, ranges))
+        values = _load(read.tensor, move, ranges, load)
         for emit in read.emits:
             _lay_down(parts[emit.part], item.parts[emit.part], values, move, ranges, read, emit)
     return parts
+
+
+def _load(tensor: LogicalTensor, move: Move, ranges: Mapping[str, Range], load: Load) -> np.ndarray:
+    """The elements that ranges mean; where they lie apart, what lies between is read too and dropped."""
+    positions = [axis_positions(axis, ranges) for axis in move.source]
+    values = load(tensor, tuple((int(p[0]), int(p[-1]) + 1) for p in positions))
+    return values[_selector([p - p[0] for p in positions])]
 
 
 def _lay_down(
