@@ -24,13 +24,13 @@ class Tree:
     Attributes:
       shapes: ``params-decoder-…`` to shape.
       sources: parameter to the Hugging Face names that MaxText's own converter reads for it; empty without a mapping.
-      extra_sources: names that its converter maps to parameters which this tree does not have (a vision tower).
+      extra: the same for parameters that its mapping has and this tree has not (a vision tower).
       dtypes: only for FP8 trees, where they matter.
     """
 
     shapes: dict[str, tuple[int, ...]]
     sources: dict[str, frozenset[str]]
-    extra_sources: frozenset[str]
+    extra: dict[str, frozenset[str]]
     dtypes: dict[str, str]
 
     @property
@@ -95,23 +95,19 @@ def model(name: str) -> Model:
 def _tree(data: dict[str, Any]) -> Tree:
     shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
     sources: dict[str, frozenset[str]] = {}
-    extra: set[str] = set()
+    extra: dict[str, frozenset[str]] = {}
     for parameters, names in data["sources"]:
         flat = frozenset(_flat(names))
         for parameter in _flat(parameters):
-            if parameter in shapes:
-                sources[parameter] = flat
-            else:
-                extra |= flat
-    extra -= frozenset().union(*sources.values())
-    return Tree(shapes, sources, frozenset(extra), data.get("dtypes", {}))
+            (sources if parameter in shapes else extra)[parameter] = flat
+    return Tree(shapes, sources, extra, data.get("dtypes", {}))
 
 
 def _flat(names: Any) -> Iterator[str]:
     if isinstance(names, str):
         yield names
         return
-    for one in names:
+    for one in names or ():
         yield from _flat(one)
 
 
@@ -136,3 +132,10 @@ def read_safetensors(raw: bytes) -> dict[str, np.ndarray]:
             array = np.frombuffer(raw, dtype, count, start + entry["data_offsets"][0])
             tensors[name] = array.reshape(entry["shape"])
     return tensors
+
+
+@cache
+def settings() -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """MaxText's default of every setting that some model sets, and what each model sets."""
+    data = _read(_FOLDER / "settings.json.xz")
+    return data["defaults"], data["models"]

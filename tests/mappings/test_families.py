@@ -93,6 +93,36 @@ def test_tree_equals_maxtexts(name: str, mode: str) -> None:
     assert not account.problems
 
 
+_TOWERS = ["gemma3-12b", "gemma3-27b", "gemma4-26b", "gemma4-31b"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", _TOWERS)
+def test_towers_have_maxtexts_names(name: str, mode: str) -> None:
+    """With towers: the parameters that MaxText's mapping has beyond its text tree, each from the same tensors."""
+    tree = oracle(name).trees[mode]
+    names = tree.names.union(*tree.extra.values())
+    rules = compiled_rules(family_of(name, names, scan_layers=mode == "scan", multimodal=True), mode == "scan")
+    arrays, problems = target_arrays(rules, {}, "bfloat16", 64 << 20)
+    assert not problems
+    beyond = {array.name: sources_of(array) for array in arrays if array.name not in tree.shapes}
+    assert beyond == tree.extra
+
+
+@pytest.mark.parametrize("name", [*_TOWERS, "gemma4-e2b"])
+def test_towers_are_left_out_with_a_reason(name: str) -> None:
+    tree = oracle(name).trees["unscan"]
+    towers = {"model.vision_tower.encoder.layers.0.x", "model.audio_tower.y"} if "gemma4" in name else set()
+    towers |= set().union(*tree.extra.values())
+    family = family_of(name, tree.names | towers, scan_layers=False)
+    rules = compiled_rules(family, False)
+    spare = {n: LogicalTensor.plain(StoredTensor(n, "bfloat16", (3, 5), "f", 0)) for n in towers}
+    account = take_account(rules, headers(rules) | spare, family)
+    assert not account.problems
+    assert account.ignored.keys() == towers
+    assert all("--multimodal" in reason for reason in account.ignored.values())
+
+
 def _moved(parameter: str, case: Case) -> str:
     for there, here in case.moved:
         parameter = parameter.replace(there, here)
