@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mappings.problems import Problem
 from mappings.tunix.classify import unwrap_value
 from mappings.tunix.tree import ItemTree, Key, KeyKind, Leaf, LeafKind, Path
+from pipelines.chunk_codecs import chunk_codecs
 from pipelines.tunix_store import TreeStore
 
 if TYPE_CHECKING:
@@ -124,12 +125,14 @@ class ItemReader:
             if result.state != "value" or not result.value:
                 self._problem(leaf.array_name, expected, "nothing")
                 return leaf
-            shape, chunks, dtype = _array_metadata(json.loads(result.value))
+            stored = json.loads(result.value)
+            shape, chunks, dtype = _array_metadata(stored)
         except (ValueError, KeyError, TypeError) as error:
             self._problem(leaf.array_name, expected, f"something unreadable ({_first_line(error)})")
             return leaf
         mark = marks.get(leaf.array_name, "")
-        return replace(leaf, shape=shape, chunk_shape=chunks, dtype=dtype, prng_impl=mark)
+        codecs = chunk_codecs(stored)
+        return replace(leaf, shape=shape, chunk_shape=chunks, dtype=dtype, prng_impl=mark, codecs=codecs)
 
     def _with_value(self, leaf: Leaf) -> Leaf:
         name = unwrap_value(leaf.path)[-1].name

@@ -3,6 +3,7 @@
 Importing orbax and jax takes seconds, so only the functions do it, and only the launcher calls them.
 """
 
+import json
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,12 +64,58 @@ def write_item_metadata(
     Raises:
       FerryError: two leaves share a place in the tree, or Orbax cannot write.
     """
+    tree = tree_of(arrays, leaves)
+    _forget_earlier(item, scalar_keys(leaves))
+    _save(item, tree, store_format)
+
+
+def write_tree_metadata(item: Path, tree: Any, store_format: str, prng_impls: Mapping[str, str]) -> None:
+    """Writes ``_METADATA`` of an item whose arrays are all there already. May be run again.
+
+    Args:
+      item: the item's directory.
+      tree: dicts and lists down to array specs, None and empty containers.
+      store_format: ``zarr3``, ``ocdbt`` or ``zarr2``.
+      prng_impls: implementation of each typed PRNG key by array key; its array holds the key's uint32 words.
+
+    Raises:
+      FerryError: Orbax cannot write.
+    """
+    _forget_earlier(item, ())
+    _save(item, tree, store_format)
+    if prng_impls:
+        _mark_keys(item, list(_array_specs(tree)), prng_impls)
+
+
+def _array_specs(tree: Any) -> Iterable[ArraySpec]:
+    if isinstance(tree, ArraySpec):
+        yield tree
+    elif isinstance(tree, dict | list):
+        for child in tree.values() if isinstance(tree, dict) else tree:
+            yield from _array_specs(child)
+
+
+def _mark_keys(item: Path, arrays: Sequence[ArraySpec], prng_impls: Mapping[str, str]) -> None:
+    """Writes the only mark by which Orbax knows a typed key from its words; it lists every array there."""
+    entries = [
+        {
+            "param_name": spec.key,
+            "write_shape": list(spec.shape),
+            "chunk_shape": list(spec.chunk),
+            "ext_metadata": {"random_key_impl": prng_impls[spec.key]} if spec.key in prng_impls else None,
+        }
+        for spec in arrays
+    ]
+    path = item / "array_metadatas" / "process_0"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"array_metadatas": [{"array_metadata": entry} for entry in entries]}))
+
+
+def _save(item: Path, tree: Any, store_format: str) -> None:
     import orbax.checkpoint as ocp
     from etils import epath
     from orbax.checkpoint import type_handlers
 
-    tree = tree_of(arrays, leaves)
-    _forget_earlier(item, leaves)
     # The step must be a leaf of Orbax's own scalar type: a 0-d array in its place restores as an array.
     registry = type_handlers.create_type_handler_registry(
         (ArraySpec, _external_handler()), (int, type_handlers.ScalarHandler())
@@ -85,8 +132,8 @@ def write_item_metadata(
         handler.close()
 
 
-def _forget_earlier(item: Path, leaves: Mapping[tuple[str, ...], Any]) -> None:
-    folders = [item / key for key in scalar_keys(leaves)] + sorted(item.glob("ocdbt.process_*"))
+def _forget_earlier(item: Path, scalars: Iterable[str]) -> None:
+    folders = [item / key for key in scalars] + sorted(item.glob("ocdbt.process_*"))
     for path in [item / name for name in _ORBAX_FILES] + folders:
         if path.is_dir():
             shutil.rmtree(path)
@@ -116,7 +163,11 @@ def _external_handler() -> Any:
 
 
 def write_step_metadata(
-    step: Path, item: str, custom_metadata: Mapping[str, Any], init_timestamp_nsecs: int | None = None
+    step: Path,
+    item: str,
+    custom_metadata: Mapping[str, Any],
+    init_timestamp_nsecs: int | None = None,
+    other_handlers: Mapping[str, str] | None = None,
 ) -> None:
     """Writes ``_CHECKPOINT_METADATA``: which handler reads the item, and what MaxText asks of a step.
 
@@ -125,6 +176,7 @@ def write_step_metadata(
       item: name of the item, ``items``.
       custom_metadata: JSON values such as ``{"scan_layers": True}``.
       init_timestamp_nsecs: when the conversion began; now when None.
+      other_handlers: handler names of items that something else wrote, by item.
 
     Raises:
       FerryError: Orbax did not write it.
@@ -138,7 +190,7 @@ def write_step_metadata(
     path = step / "_CHECKPOINT_METADATA"
     path.unlink(missing_ok=True)
     record = {
-        "item_handlers": {item: f"{handler.__module__}.{handler.__qualname__}"},
+        "item_handlers": {**(other_handlers or {}), item: f"{handler.__module__}.{handler.__qualname__}"},
         "metrics": {},
         "performance_metrics": {},
         "init_timestamp_nsecs": init_timestamp_nsecs or now,

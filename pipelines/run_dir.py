@@ -46,7 +46,7 @@ class RunDir:
       output: the directory that holds (or will hold) the steps.
       plan_digest: what the run will write; only a run of the same digest may continue it.
       options: told in ``run.json`` for people; not compared.
-      step: the step number.
+      step: the step number, or the name of its directory where that is more than the number (``0012``).
       item: name of the checkpoint item.
       overwrite: whether a complete Tensorferry checkpoint may be replaced, at the very end.
       at_step_of_commit: called with the name of each step of the commit before it is done (tests kill there).
@@ -55,7 +55,7 @@ class RunDir:
     output: Path
     plan_digest: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    step: int = 0
+    step: int | str = 0
     item: str = "items"
     overwrite: bool = False
     at_step_of_commit: Callable[[str], None] = lambda name: None

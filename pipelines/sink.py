@@ -2,8 +2,8 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -39,6 +39,14 @@ class PartWriter(ABC):
         """
 
     @abstractmethod
+    def write_stored(self, spec: ArraySpec, index: tuple[int, ...], stored: bytes) -> None:
+        """Writes one whole chunk that is encoded already, as the sink's ``kept`` codecs say.
+
+        Raises:
+          FerryError: there are no bytes, the array's chunks are not kept as they are, or the store cannot be written.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Makes everything written so far part of the output.
 
@@ -70,11 +78,13 @@ class Sink(ABC):
       root: url of the item's directory (``…/step/items``).
       compression: ``none`` (default: zstd costs five times the CPU of the write for 20 %) or ``zstd1``.
       crc32c: whether inner chunks carry a checksum, without which damaged weights are read as good ones.
+      kept: for arrays whose chunks arrive encoded, by key: the JSON of the zarr v3 codecs that decode them.
     """
 
     root: str
     compression: str = "none"
     crc32c: bool = True
+    kept: Mapping[str, str] = field(default_factory=dict)
     store_format: ClassVar[str]
 
     def prepare(self, arrays: Sequence[ArraySpec]) -> None:
@@ -122,7 +132,13 @@ class ChunkError(FerryError):
         self.missing, self.extra = tuple(missing), tuple(extra)
 
 
-def open_sink(root: str, store_format: str = "zarr3", compression: str = "none", crc32c: bool = True) -> Sink:
+def open_sink(
+    root: str,
+    store_format: str = "zarr3",
+    compression: str = "none",
+    crc32c: bool = True,
+    kept: Mapping[str, str] | None = None,
+) -> Sink:
     """The sink of a format: ``zarr3``, ``ocdbt`` or ``zarr2``.
 
     Raises:
@@ -134,7 +150,7 @@ def open_sink(root: str, store_format: str = "zarr3", compression: str = "none",
     sinks = {kind.store_format: kind for kind in (Zarr3Sink, OcdbtSink, Zarr2Sink)}
     _refuse_unknown("format", store_format, tuple(sinks))
     _refuse_unknown("compression", compression, COMPRESSIONS)
-    return sinks[store_format](root, compression, crc32c)
+    return sinks[store_format](root, compression, crc32c, kept or {})
 
 
 def refuse_unaligned(spec: ArraySpec, index: tuple[int, ...], array: "np.ndarray") -> None:
@@ -160,6 +176,19 @@ def refuse_unaligned(spec: ArraySpec, index: tuple[int, ...], array: "np.ndarray
                 )
             )
         )
+
+
+def refuse_not_kept(sink: Sink, spec: ArraySpec, index: tuple[int, ...], stored: bytes) -> None:
+    """Refuses encoded bytes for an array that is not kept as it is, and an empty chunk.
+
+    Raises:
+      FerryError: either.
+    """
+    if spec.key in sink.kept and stored:
+        return
+    found = "no bytes" if spec.key in sink.kept else "an array that is encoded here"
+    fix = "The source lost data, or this is a fault of the plan."
+    raise FerryError(str(Problem(f"{spec.key} chunk {list(index)}", "an encoded chunk to keep", found, fix)))
 
 
 def refuse_unstorable(arrays: Sequence[ArraySpec], metadata: Any) -> None:

@@ -59,6 +59,7 @@ class Leaf:
       chunk_shape: shape of one stored chunk (of one outer chunk where chunks are sharded).
       prng_impl: implementation of a typed PRNG key (``threefry2x32``, …); empty for everything else.
       value: the number itself, for the few integer counters of the optimizer that the plan speaks about.
+      codecs: how one chunk is encoded, as the JSON of zarr v3 codecs; empty where v3 has no words for it.
     """
 
     item: str
@@ -70,6 +71,7 @@ class Leaf:
     chunk_shape: tuple[int, ...] = ()
     prng_impl: str = ""
     value: int | None = None
+    codecs: str = ""
 
     @property
     def array_name(self) -> str:

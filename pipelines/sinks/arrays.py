@@ -50,6 +50,23 @@ def write_chunk(store: Any, spec: ArraySpec, index: tuple[int, ...], array: "np.
         raise store_error(f"{spec.key} chunk {list(index)}", "the chunk written", error) from error
 
 
+def write_stored_chunk(
+    store: dict[str, Any], key: str, stored: bytes, context: "ts.Context", transaction: "ts.Transaction | None"
+) -> None:
+    """Writes the bytes of one chunk as they are.
+
+    Raises:
+      FerryError: the store cannot be written.
+    """
+    import tensorstore as ts
+
+    try:
+        opened = ts.KvStore.open(store, context=context).result()
+        (opened.with_transaction(transaction) if transaction else opened).write(key, stored).result()
+    except Exception as error:
+        raise store_error(key, "the chunk written", error) from error
+
+
 def write_metadata(
     arrays: Sequence[ArraySpec],
     specs: Sequence[dict[str, Any]],

@@ -94,7 +94,8 @@ def compare(
 
 
 def _is_torn(chunk: str, found: Mapping[str, Any], sizes: Mapping[str, int] | None) -> bool:
-    return bool(sizes) and found[chunk] is not None and found[chunk] != sizes[chunk]
+    size = found[chunk]
+    return bool(sizes) and size is not None and size != sizes.get(chunk, size)
 
 
 def _head(key: str) -> str:

@@ -1,5 +1,6 @@
 """The array metadata of each format, complete, so that workers need not read any."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,12 @@ _INDEX_ENTRY_BYTES = 16
 _CRC_BYTES = 4
 
 
-def zarr3_metadata(spec: ArraySpec, compression: str, crc32c: bool) -> dict[str, Any]:
-    """Sharded zarr3: one object for each chunk, with inner chunks that 64 hosts can fetch one by one."""
+def zarr3_metadata(spec: ArraySpec, compression: str, crc32c: bool, kept: str = "") -> dict[str, Any]:
+    """Sharded zarr3: one object for each chunk, with inner chunks that 64 hosts can fetch one by one.
+
+    Args:
+      kept: the JSON of the codecs of chunks that arrive encoded; empty for chunks that are encoded here.
+    """
     codecs = [_BYTES] + [_ZSTD1] * (compression == "zstd1") + [_CRC32C] * crc32c
     sharding = {"chunk_shape": list(spec.inner), "codecs": codecs, "index_codecs": [_BYTES, _CRC32C]}
     return {
@@ -25,7 +30,7 @@ def zarr3_metadata(spec: ArraySpec, compression: str, crc32c: bool) -> dict[str,
         "data_type": spec.dtype,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(spec.chunk)}},
         "chunk_key_encoding": {"name": "default"},
-        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+        "codecs": json.loads(kept) if kept else [{"name": "sharding_indexed", "configuration": sharding}],
     }
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mappings.array_spec import ArraySpec
 from mappings.problems import FerryError, Problem
 from pipelines.kvstores import below, is_local, kvstore, new_context, worker_context
-from pipelines.sink import PartWriter, Sink, store_error, valid_attempt_id
-from pipelines.sinks.arrays import array_spec, open_for_writing, write_chunk, write_metadata
+from pipelines.sink import PartWriter, Sink, refuse_not_kept, store_error, valid_attempt_id
+from pipelines.sinks.arrays import array_spec, open_for_writing, write_chunk, write_metadata, write_stored_chunk
 from pipelines.sinks.listing import clear_stale_locks, compare
 from pipelines.sinks.metadata import zarr3_metadata
 
@@ -58,9 +58,16 @@ class OcdbtWriter(PartWriter):
         # By value: inside a transaction TensorStore reads a referenced array only when it commits (measured).
         write_chunk(self._stores[spec], spec, index, array, by_reference=False)
 
+    def write_stored(self, spec: ArraySpec, index: tuple[int, ...], stored: bytes) -> None:
+        refuse_not_kept(self.sink, spec, index, stored)
+        key = spec.chunk_key(index, self.sink.store_format)
+        write_stored_chunk(self._part(), key, stored, worker_context(), self._transaction)
+
+    def _part(self) -> dict[str, Any]:
+        return _database(below(kvstore(self.sink.root), _PARTS, self.attempt_id))
+
     def _spec(self, spec: ArraySpec) -> dict[str, Any]:
-        part = _database(below(kvstore(self.sink.root), _PARTS, self.attempt_id))
-        return array_spec(part, spec, self.sink.array_metadata(spec))
+        return array_spec(self._part(), spec, self.sink.array_metadata(spec))
 
     def close(self) -> None:
         self._stores.clear()
@@ -81,7 +88,7 @@ class OcdbtSink(Sink):
     store_format: ClassVar[str] = "ocdbt"
 
     def array_metadata(self, spec: ArraySpec) -> dict[str, Any]:
-        return zarr3_metadata(spec, self.compression, self.crc32c)
+        return zarr3_metadata(spec, self.compression, self.crc32c, self.kept.get(spec.key, ""))
 
     def open_part(self, attempt_id: str) -> OcdbtWriter:
         return OcdbtWriter(self, valid_attempt_id(attempt_id))

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mappings.array_spec import ArraySpec
 from pipelines.kvstores import kvstore, new_context, worker_context
-from pipelines.sink import PartWriter, Sink, valid_attempt_id
-from pipelines.sinks.arrays import array_spec, open_for_writing, write_chunk, write_metadata
+from pipelines.sink import PartWriter, Sink, refuse_not_kept, valid_attempt_id
+from pipelines.sinks.arrays import array_spec, open_for_writing, write_chunk, write_metadata, write_stored_chunk
 from pipelines.sinks.listing import clear_stale_locks, compare, remove_torn, stored_keys
 from pipelines.sinks.metadata import zarr2_metadata, zarr3_chunk_bytes, zarr3_metadata
 
@@ -26,6 +26,11 @@ class PlainWriter(PartWriter):
         if spec not in self._stores:
             self._stores[spec] = open_for_writing(self.sink.spec(spec), worker_context(), None)
         write_chunk(self._stores[spec], spec, index, array, by_reference=True)
+
+    def write_stored(self, spec: ArraySpec, index: tuple[int, ...], stored: bytes) -> None:
+        refuse_not_kept(self.sink, spec, index, stored)
+        key = spec.chunk_key(index, self.sink.store_format)
+        write_stored_chunk(kvstore(self.sink.root), key, stored, worker_context(), None)
 
     def close(self) -> None:
         self._stores.clear()
@@ -63,6 +68,7 @@ class PlainSink(Sink):
         return {
             array.chunk_key(index, self.store_format): self.chunk_bytes(array, index)
             for array in arrays
+            if array.key not in self.kept
             for index in array.indices()
         }
 
@@ -78,7 +84,7 @@ class Zarr3Sink(PlainSink):
     store_format: ClassVar[str] = "zarr3"
 
     def array_metadata(self, spec: ArraySpec) -> dict[str, Any]:
-        return zarr3_metadata(spec, self.compression, self.crc32c)
+        return zarr3_metadata(spec, self.compression, self.crc32c, self.kept.get(spec.key, ""))
 
     def chunk_bytes(self, spec: ArraySpec, index: tuple[int, ...]) -> int:
         return zarr3_chunk_bytes(spec, index, self.crc32c)
