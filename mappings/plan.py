@@ -143,11 +143,14 @@ def plan_rules(
     arrays, unfilled = target_arrays(rules, tensors, options.dtype, options.effective_chunk_bytes, path_of)
     problems += unfilled
     plan = Plan(family, options, source_digest, arrays, account, tensors, tuple(problems), notes)
-    return plan if problems else replace(plan, problems=tuple(_too_big(plan)))
+    too_big = () if problems else tuple(_too_big(plan))
+    return replace(plan, problems=too_big) if too_big else plan
 
 
 def _too_big(plan: Plan) -> list[Problem]:
     bound = plan.options.worker_memory_bytes
+    if plan.totals.largest_item_bytes <= bound:
+        return []
     return [
         Problem(
             item.parts[0].spec.key,

@@ -1,14 +1,15 @@
 """The plan as text: a table for people, and for golden files that are reviewed as a diff."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mappings.arrays import TargetArray
 from mappings.plan import Plan
 from mappings.problems import Problem
-from mappings.text import bytes_text, list_text, table_lines
+from mappings.text import bytes_text, group_names, list_text, table_lines
 
 _SHOWN_IGNORED = 12
+_LISTED_ONE_BY_ONE = 20
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,18 @@ def _ignored(plan: Plan) -> Iterator[str]:
 
 
 def problem_lines(problems: Sequence[Problem]) -> Iterator[str]:
-    """Every problem on a line, and their count."""
+    """Every problem and their count; many of a kind that differ only in numbers are one line with their ranges."""
     yield f"The plan does not add up: {len(problems):,} problem{'s' if len(problems) > 1 else ''}."
-    yield from (f"  {problem}" for problem in problems)
+    if len(problems) <= _LISTED_ONE_BY_ONE:
+        yield from (f"  {problem}" for problem in problems)
+        return
+    kinds: dict[tuple[str, str, str, str], list[Problem]] = {}
+    for problem in problems:
+        kinds.setdefault((problem.expected, problem.found, problem.fix, problem.rule), []).append(problem)
+    for alike in kinds.values():
+        for pattern, _, count in group_names((problem.name, 0) for problem in alike):
+            name = f"{pattern} ({count:,} of them)" if count > 1 else pattern
+            yield f"  {replace(alike[0], name=name, file=alike[0].file if count == 1 else '')}"
 
 
 def _totals(plan: Plan) -> Iterator[str]:
