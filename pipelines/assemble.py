@@ -91,7 +91,7 @@ def _select(source: Geometry, block: Ranges, raw: np.ndarray, emit: Emit) -> np.
     atoms = [atom for axis in source for atom in axis.atoms]
     array = raw.reshape([block[atom][1] - block[atom][0] for atom in atoms])
     index = tuple(emit.at[atom] - block[atom][0] if atom in emit.at else slice(None) for atom in atoms)
-    return array[index]
+    return array[(*index, ...)]  # "..." keeps a scalar an array
 
 
 def _put(move: Move, block: Ranges, emit: Emit, array: np.ndarray, part: Part, buffer: np.ndarray) -> None:
@@ -99,7 +99,7 @@ def _put(move: Move, block: Ranges, emit: Emit, array: np.ndarray, part: Part, b
     target_atoms = [atom for axis in move.target for atom in axis.atoms]
     view = _window(move.target, block, part, buffer)
     own = set(source_atoms)
-    view = view[tuple(slice(None) if atom in own else 0 for atom in target_atoms)]
+    view = view[(*(slice(None) if atom in own else 0 for atom in target_atoms), ...)]
     axes = tuple(source_atoms.index(atom) for atom in target_atoms if atom in own)
     transpose_into(view, array, axes)
 
