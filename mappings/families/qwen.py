@@ -29,14 +29,24 @@ def qwen3(config: Config, names: Collection[str], options: FamilyOptions) -> Fam
 @register("qwen3_moe", "qwen3_moe", "Qwen3MoeForCausalLM")
 def qwen3_moe(config: Config, names: Collection[str], options: FamilyOptions) -> Family:
     """Qwen3 with a routed expert block in every layer."""
+    return routed(config, options, shared.experts(names, "mlp", "moe_block", SEPARATE), shared.experts_note(names))
+
+
+def routed(config: Config, options: FamilyOptions, experts: tuple[Rule, ...], note: str) -> Family:
+    """A Qwen3 of routed experts, however the checkpoint spells them.
+
+    Args:
+      experts: rules of the router and the experts.
+      note: what was found, for the plan.
+    """
     _refuse_dense_layers(config)
-    fused = "model.layers.0.mlp.experts.gate_up_proj" in names
     dims = shared.common_dims(config) | {
         "expert": range(config.size("num_experts")),
         "expert_mlp": config.size("moe_intermediate_size"),
     }
+    # A model of experts only: MaxText wants both widths equal, whatever intermediate_size says.
+    config = config.with_defaults({"intermediate_size": config.size("moe_intermediate_size")})
     settings = shared.common_settings(config, options, "qwen3_moe") | {
-        # A model of experts only: MaxText wants both widths equal.
         "base_mlp_dim": config.size("moe_intermediate_size"),
         "base_moe_mlp_dim": config.size("moe_intermediate_size"),
         "num_experts": config.size("num_experts"),
@@ -48,15 +58,9 @@ def qwen3_moe(config: Config, names: Collection[str], options: FamilyOptions) ->
         *shared.token_rules(config, options),
         *shared.norms(shared.LLAMA_NORMS),
         *shared.attention(qk_norm=True),
-        *_experts(fused),
+        *experts,
     )
-    spelling = "fused, as transformers 5 writes them" if fused else "one tensor each"
-    return _family("qwen3_moe", dims, rules, settings, (f"experts: {spelling}",))
-
-
-def _experts(fused: bool) -> tuple[Rule, ...]:
-    separate = shared.routed_experts("mlp", "moe_block", SEPARATE)
-    return (separate[0], *shared.fused_experts("mlp", "moe_block")) if fused else separate
+    return _family("qwen3_moe", dims, rules, settings, (note,))
 
 
 def _dense(name: str, config: Config, options: FamilyOptions, bias: bool, qk_norm: bool) -> Family:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mappings.config import Config
 from mappings.dims import Concat
-from mappings.families import mtp, shared
+from mappings.families import mtp, qwen_vision, shared
 from mappings.families.qwen3_next import (
     SIZES_FROM,
     block,
@@ -22,6 +22,8 @@ from mappings.families.qwen3_next import (
 from mappings.family import Family, FamilyOptions, make_dims, register
 from mappings.rule import Block, Rule
 
+_VISION = qwen_vision.Spelling("model.visual.", "Qwen3_5MoeVision", "qwen3_5")
+
 
 @register("qwen3_5_moe", "qwen3_5_moe", "qwen3_5_moe_text", "Qwen3_5MoeForConditionalGeneration",
           "Qwen3_5MoeForCausalLM")  # fmt: skip
@@ -29,27 +31,27 @@ def qwen3_5_moe(config: Config, names: Collection[str], options: FamilyOptions) 
     """Qwen3.5: experts fused in bfloat16 checkpoints, one by one in FP8 ones."""
     layers, period = config.size("num_hidden_layers"), cycle_period(config)
     words = [f"layer_{place}" for place in range(period)]
-    spelled = shared.spelling(names)
     rules = [
         *shared.token_rules(config, options),
         *(rule for word in words[:-1] for rule in (*_split_projections(word), *delta_net(word, options))),
         *gated_attention(words[-1]),
         *(rule for word in words for rule in block(names, word)),
     ]
-    return Family(
+    text = Family(
         name="qwen3_5_moe",
         dims=make_dims(
             hybrid_dims(config) | _groups(config)
             | {word: range(place, layers, period) for place, word in enumerate(words)}
         ),
         blocks={word: Block(f"layers-{word}", f"layers_{{{word}}}") for word in words},
-        rules=spelled.rules(rules),
-        ties=(spelled.tie,),
+        rules=tuple(rules),
         ignores=(shared.ROTARY, mtp.unsupported("mtp.*")),
         settings=hybrid_settings(config, options, "qwen3_5") | shared.mrope_settings(config),
         sizes_from=SIZES_FROM,
-        notes=(spelled.note, shared.experts_note(names)),
+        notes=(shared.experts_note(names),),
     )  # fmt: skip
+    tower = qwen_vision.tower(config, options, _VISION)
+    return shared.with_towers(text, text.name, shared.spelling(names), tower)
 
 
 def _split_projections(word: str) -> tuple[Rule, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mappings.config import Config
-from mappings.family import FamilyOptions
+from mappings.family import Family, FamilyOptions, make_dims
 from mappings.problems import PlanError, Problem
 from mappings.rule import Block, Ignore, Rule, Tie
 from transforms.ops import Op, Pad, Scale
@@ -127,6 +127,22 @@ class Tower:
 def left_out(patterns: Iterable[str], what: str) -> Tower:
     """A tower that is left out, with the reason."""
     return Tower(ignores=tuple(Ignore(pattern, why=f"{what}; --multimodal converts it") for pattern in patterns))
+
+
+def with_towers(family: Family, name: str, spelled: Spelling, *towers: Tower) -> Family:
+    """A language model's family in another spelling, with towers beside it."""
+    parts = (family, *towers)
+    return replace(
+        family,
+        name=name,
+        dims=make_dims({word: dim for part in parts for word, dim in part.dims.items()}),
+        rules=(*spelled.rules(family.rules), *(rule for tower in towers for rule in tower.rules)),
+        ties=(spelled.tie,),
+        ignores=tuple(ignore for part in parts for ignore in part.ignores),
+        settings={key: value for part in parts for key, value in part.settings.items()},
+        sizes_from={word: key for part in parts for word, key in part.sizes_from.items()},
+        notes=(spelled.note, *(note for part in parts for note in part.notes)),
+    )
 
 
 def pad_vocab(config: Config, options: FamilyOptions) -> tuple[Op, ...]:
