@@ -17,13 +17,17 @@ _MISSING = object()
 class Config:
     """Read access to config.json; remembers which key gave which size, for error messages.
 
-    Multimodal checkpoints nest the language model under ``text_config``: those values win over the top level.
+    Multimodal checkpoints nest the language model under ``text_config``, Qwen3-Omni that under ``thinker_config``: the
+    innermost values win, but for ``tie_word_embeddings``, which transformers takes from outside where it is stated.
     """
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.raw = dict(raw)
-        text = self.raw.get("text_config") or self.raw.get("llm_config") or {}
-        self._merged: dict[str, Any] = {**self.raw, **{k: v for k, v in text.items() if v is not None}}
+        outer = self.raw | (self.raw.get("thinker_config") or {})
+        text = outer.get("text_config") or outer.get("llm_config") or {}
+        self._merged: dict[str, Any] = outer | {key: value for key, value in text.items() if value is not None}
+        if outer.get("tie_word_embeddings") is not None:
+            self._merged["tie_word_embeddings"] = outer["tie_word_embeddings"]
 
     @property
     def model_type(self) -> str:
@@ -97,7 +101,7 @@ class Config:
 
     def part(self, key: str) -> "Config":
         """A nested config, such as ``vision_config``."""
-        return Config(self.raw.get(key) or {})
+        return Config(self._merged.get(key) or {})
 
     def with_tied(self, tied: bool) -> "Config":
         """The same config with the output head tied to the embedding, or not."""

@@ -100,5 +100,8 @@ CASES: dict[str, Case] = {
     "deepseek3-671b": Case(moved=_ROUTER_BIAS),
     "deepseek3-671b+mtp": Case(config_of="deepseek3-671b", options={"mtp": True}, moved=_ROUTER_BIAS),
     "deepseek3.2-671b": Case(moved=_ROUTER_BIAS),
+    "qwen3-vl-2b": Case(options={"multimodal": True}),
+    "qwen3-vl-4b": Case(options={"multimodal": True}),
+    "qwen3-vl-30b-a3b": Case(options={"multimodal": True}),
     "kimi-k2-1t": Case(config=_KIMI_K2, moved=_ROUTER_BIAS),
 }

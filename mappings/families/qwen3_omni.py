@@ -25,14 +25,13 @@ _HEADS = "audio_heads audio_head_dim"
 @register("qwen3_omni_moe", "qwen3_omni_moe", "Qwen3OmniMoeForConditionalGeneration")
 def qwen3_omni_moe(config: Config, names: Collection[str], options: FamilyOptions) -> Family:
     """Qwen3-Omni: the thinker's language model, with ``--multimodal`` its vision and audio towers too."""
-    thinker = config.part("thinker_config")
-    text = qwen.qwen3_moe(thinker, names, options)
-    towers = qwen_vision.tower(thinker, options, _VISION), _audio(thinker.part("audio_config"), options)
+    text = qwen.qwen3_moe(config, names, options)
+    towers = qwen_vision.tower(config, options, _VISION), _audio(config.part("audio_config"), options)
     family = shared.with_towers(text, "qwen3_omni_moe", shared.spelling(names), *towers)
     return replace(
         family,
         ignores=(*family.ignores, Ignore("talker.*", why=_SPEECH), Ignore("code2wav.*", why=_SPEECH)),
-        settings={**family.settings, **shared.mrope_settings(thinker)},
+        settings={**family.settings, **shared.mrope_settings(config)},
     )
 
 

@@ -15,7 +15,7 @@ _SIZES = {
     "vision_embed": "hidden_size",
     "vision_mlp": "intermediate_size",
     "vision_heads": "num_heads",
-    "channel": "in_channels",
+    "colour": "in_channels",
     "frame": "temporal_patch_size",
     "patch_row": "patch_size",
     "patch_col": "patch_size",
@@ -94,7 +94,7 @@ def _rules(spelled: Spelling, deep: bool) -> tuple[Rule, ...]:
     merger = f"{spelled.source}{spelled.mergers}.{{merger}}."
     return (
         Rule(f"{spelled.source}patch_embed.proj.weight", f"{tower}-patch_embed-proj-kernel",
-             f"{_EMBED} channel frame patch_row patch_col -> frame patch_row patch_col channel {_EMBED}"),
+             f"{_EMBED} colour frame patch_row patch_col -> frame patch_row patch_col colour {_EMBED}"),
         Rule(f"{spelled.source}patch_embed.proj.bias", f"{tower}-patch_embed-proj-bias", f"{_EMBED} -> {_EMBED}"),
         Rule(f"{spelled.source}pos_embed.weight", f"{tower}-pos_embed_interpolate-pos_embed",
              f"place {_EMBED} -> place {_EMBED}"),

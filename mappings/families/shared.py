@@ -130,8 +130,15 @@ def left_out(patterns: Iterable[str], what: str) -> Tower:
 
 
 def with_towers(family: Family, name: str, spelled: Spelling, *towers: Tower) -> Family:
-    """A language model's family in another spelling, with towers beside it."""
+    """A language model's family in another spelling, with towers beside it.
+
+    Raises:
+      ValueError: two of them mean different dims by one word (a mistake in the family file).
+    """
     parts = (family, *towers)
+    words = [word for part in parts for word, _ in part.dims.items()]
+    if len(set(words)) < len(words):
+        raise ValueError(f"words that stand twice: {sorted(word for word in set(words) if words.count(word) > 1)}")
     return replace(
         family,
         name=name,
