@@ -259,3 +259,17 @@ def test_wrong_family_is_refused_by_name(name: str) -> None:
     assert unknown == checkpoint.tensors.keys() - expected - ties
     assert missing
     assert unknown
+
+
+@pytest.mark.parametrize("prefix", ["model.", "language_model.model."])
+def test_gemma3_spellings_give_the_same_arrays(prefix: str) -> None:
+    """Older and text-only checkpoints put other words before the same names; the plan says which."""
+    checkpoint = checkpoint_of("gemma3-4b")
+    there = "model.language_model."
+    respelt = {name.replace(there, prefix): array for name, array in checkpoint.tensors.items()}
+    assert respelt.keys() != checkpoint.tensors.keys()
+    family = make_family(Config(checkpoint.config), respelt, options_for(checkpoint, "scan"))
+    assert f"the language model's tensors begin with {prefix!r}" in family.notes
+    arrays = convert(family, respelt, PlanOptions())
+    wanted = checkpoint.expected["scan"].arrays
+    assert {f"params.{key}": _summary(array) for key, array in arrays.items()} == wanted
