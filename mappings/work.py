@@ -39,12 +39,12 @@ class Part:
     Attributes:
       spec: the target array.
       grid: chunk index per axis.
-      zero_fill: some elements have no source (vocabulary padding) and are zero.
+      fill: what elements without a source are (zero in a padded vocabulary); None when all have one.
     """
 
     spec: ArraySpec
     grid: tuple[int, ...]
-    zero_fill: bool = False
+    fill: float | None = None
 
     @property
     def nbytes(self) -> int:
@@ -105,24 +105,27 @@ class WorkItem:
 
     @property
     def peak_bytes(self) -> int:
-        """Bound on tensor bytes that the item holds at once: its parts, the largest part being encoded by the
-        writer, and the blocks that stream from the source into them."""
-        largest = max((part.nbytes for part in self.parts), default=0)
-        return self.write_bytes + largest + BLOCK_COPIES * min(BLOCK_BYTES, max(self.read_bytes, 1))
+        """Bound on tensor bytes that the item holds at once when its parts are encoded one after the other."""
+        return self.held_bytes + max((part.nbytes for part in self.parts), default=0)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bound on tensor bytes without what the writer encodes: the parts, and the blocks that stream into them."""
+        return self.write_bytes + BLOCK_COPIES * min(BLOCK_BYTES, max(self.read_bytes, 1))
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; ``from_json`` is the inverse."""
         return {
             "id": self.id,
             "moves": [_move_json(move) for move in self.moves],
-            "parts": [[_spec_json(p.spec), p.grid, p.zero_fill] for p in self.parts],
+            "parts": [[_spec_json(p.spec), p.grid, p.fill] for p in self.parts],
             "reads": [_read_json(read) for read in self.reads],
             "read_bytes": self.read_bytes,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "WorkItem":
-        parts = tuple(Part(_spec(spec), tuple(grid), zero) for spec, grid, zero in data["parts"])
+        parts = tuple(Part(_spec(spec), tuple(grid), fill) for spec, grid, fill in data["parts"])
         moves = tuple(_move(move) for move in data["moves"])
         return cls(data["id"], moves, parts, tuple(_read(read) for read in data["reads"]), data["read_bytes"])
 

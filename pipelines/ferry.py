@@ -122,7 +122,8 @@ class FerryWork:
     def __call__(self, item: dict[str, Any]) -> dict[str, Any]:
         one = WorkItem.from_json(item)
         pool = _pools.setdefault(self.run_token, ScratchPool(self.worker_memory_bytes // 2))
-        with shared_budget(self.run_token, self.worker_memory_bytes).admit(one.peak_bytes), pool.lend() as scratch:
+        needed = one.held_bytes + self.sink.encoding_bytes([part.nbytes for part in one.parts])
+        with shared_budget(self.run_token, self.worker_memory_bytes).admit(needed), pool.lend() as scratch:
             receipt = ferry(one, open_source(self.source), self.sink, scratch)
         self.receipts.add(one.id, receipt)
         return receipt

@@ -101,6 +101,11 @@ class Sink(ABC):
     def array_metadata(self, spec: ArraySpec) -> dict[str, Any]:
         """The array's complete TensorStore metadata, so that workers write without reading any."""
 
+    def encoding_bytes(self, part_bytes: Sequence[int]) -> int:
+        """Bytes that writing the parts of one work item takes at once, beside the parts themselves: one is encoded
+        after the other, and leaves memory when its write returns."""
+        return max(part_bytes, default=0)
+
     @abstractmethod
     def open_part(self, attempt_id: str) -> PartWriter:
         """A writer for one attempt at one work item; ``attempt_id`` must be unique to the attempt."""
