@@ -1,4 +1,4 @@
-"""The command line: ``tensorferry plan | convert | verify | inspect``. Imports nothing heavy before a command runs."""
+"""The command line: ``tensorferry plan | convert | migrate | verify | inspect``. A command imports what it needs."""
 
 import argparse
 import importlib
@@ -12,6 +12,7 @@ from mappings.problems import FerryError, PlanError
 COMMANDS = {
     "plan": "show what would be written, from headers only",
     "convert": "convert a Hugging Face checkpoint into an Orbax checkpoint in MaxText's layout",
+    "migrate": "migrate Tunix runs, every step, into the layout that MaxText's pre-training reads",
     "verify": "re-read a converted checkpoint and compare it with its source",
     "inspect": "list what a Hugging Face or Orbax checkpoint holds",
 }
@@ -24,7 +25,7 @@ examples:
   tensorferry inspect checkpoints/llama
 
 exit codes: 0 done; 1 it failed, the same command resumes; 2 the plan does not add up, nothing was written;
-3 verify found a difference.
+3 verify found a difference; 4 migrate refused some steps, the others are in place.
 """
 
 
@@ -64,7 +65,7 @@ def _version() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code; a foreseeable fault is shown as sentences."""
     args, rest = build_parser().parse_known_args(argv)
-    takes_beam = args.command in ("convert", "verify")
+    takes_beam = args.command in ("convert", "migrate", "verify")
     if rest and not takes_beam:
         build_parser().error(f"unrecognized arguments: {' '.join(rest)}")
     try:
