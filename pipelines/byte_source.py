@@ -13,6 +13,7 @@ from pipelines.strict_json import is_text, shown
 
 # Well below the 256 open files that macOS allows a process by default.
 _OPEN_FILES = 128
+_REMOTE_SCHEMES = ("gs", "hf", "http", "https")
 _MOVED = "Something rewrites the source while it is read: let that finish, then run the command again."
 
 
@@ -38,6 +39,10 @@ class ByteSource(Protocol):
     @property
     def url(self) -> str:
         """The root, as `open_source` takes it."""
+        ...
+
+    def revision(self) -> str:
+        """Changes when the content of a file directly in the root does; empty where the source cannot tell."""
         ...
 
     def list(self) -> dict[str, int]:
@@ -75,6 +80,9 @@ class LocalSource:
     def url(self) -> str:
         return self.root
 
+    def revision(self) -> str:
+        return ""
+
     def list(self) -> dict[str, int]:
         found = ((entry.name, _stat_or_none(entry.path)) for entry in self._entries())
         return {name: info.st_size for name, info in found if info and stat.S_ISREG(info.st_mode)}
@@ -94,7 +102,7 @@ class LocalSource:
             while done < length:
                 piece = os.pread(descriptor, length - done, start + done)
                 if not piece:
-                    raise _short_read(path, start, length, done)
+                    raise short_read(path, start, length, done)
                 pieces.append(piece)
                 done += len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -107,7 +115,7 @@ class LocalSource:
             while done < len(octets):
                 count = os.preadv(descriptor, [octets[done:]], start + done)
                 if not count:
-                    raise _short_read(path, start, len(octets), done)
+                    raise short_read(path, start, len(octets), done)
                 done += count
 
     def _entries(self) -> tuple[os.DirEntry[str], ...]:
@@ -119,7 +127,7 @@ class LocalSource:
 
     def _absolute(self, path: str) -> str:
         if not is_inside(path):
-            raise SourceError(_outside(path))
+            raise SourceError(outside(path))
         return os.path.join(self.root, path)
 
 
@@ -162,21 +170,27 @@ def _descriptor(absolute: str, _device: int, _inode: int) -> _Descriptor:
 
 
 def open_source(url: str) -> ByteSource:
-    """The byte source for a path or URL. Touches no file yet.
+    """The byte source for a path or URL. Touches no file yet; a hub's branch or tag becomes a commit.
 
     Args:
-      url: a path (``~`` is expanded) or ``file:///path``.
+      url: a path (``~`` is expanded), ``file:///path``, ``gs://bucket/path``, ``hf://org/repo[@revision]`` or
+        ``https://host/path/``.
 
     Raises:
-      FerryError: the URL's scheme is not supported, or a ``file://`` URL names another machine.
+      FerryError: the URL's scheme is not supported, a ``file://`` URL names another machine, or the hub does not
+        have (or show) the repository.
     """
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", url)
     if scheme is None:
         return LocalSource(os.path.abspath(os.path.expanduser(url)))
     if scheme[1].lower() == "file":
         return LocalSource(_path_of_file_url(url))
+    if scheme[1].lower() in _REMOTE_SCHEMES:
+        from pipelines.remote_source import open_remote
+
+        return open_remote(url)
     raise FerryError(
-        f"{url}: expected a local path or file://; found {scheme[1]}://, which cannot be read yet. "
+        f"{url}: expected a local path, gs://, hf:// or https://; found {scheme[1]}://, which cannot be read yet. "
         "Copy the checkpoint to a local or mounted folder and give that."
     )
 
@@ -203,12 +217,14 @@ def _stat_or_none(path: str) -> os.stat_result | None:
         return None
 
 
-def _short_read(path: str, start: int, length: int, done: int) -> SourceError:
+def short_read(path: str, start: int, length: int, done: int) -> SourceError:
+    """The sentence for a file that ends before a range of it does."""
     found = f"only {done} of {length} bytes from byte {start} on: {length - done} bytes are missing"
     return SourceError(Problem(path, "the bytes that its header promised", found, _MOVED))
 
 
-def _outside(path: str) -> Problem:
+def outside(path: str) -> Problem:
+    """The problem of a path that leads out of the source."""
     return Problem(
         shown(path),
         "a path inside the checkpoint's folder",

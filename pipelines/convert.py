@@ -4,7 +4,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,8 @@ def convert(options: ConversionOptions, output: OutputOptions, say: Say) -> Outc
     conversion = plan_conversion(options)
     conversion.plan.require()
     compare_tied(conversion)
+    # A branch of a hub is a commit from here on, however it moves meanwhile.
+    options = replace(options, source=conversion.source.url)
     run = RunDir(Path(output.output), run_digest(conversion, output), asdict(options), overwrite=output.overwrite)
     state = run.open()
     try:
@@ -103,8 +105,9 @@ def convert(options: ConversionOptions, output: OutputOptions, say: Say) -> Outc
 
 
 def run_digest(conversion: Conversion, output: OutputOptions) -> str:
-    """The plan's digest, with what the sink adds to it."""
-    return f"{conversion.plan.digest}-{output.store_format}-{output.compression}"
+    """The plan's digest, with what the sink adds to it, and what tells one content of the source from another."""
+    digest = f"{conversion.plan.digest}-{output.store_format}-{output.compression}"
+    return f"{digest}-{conversion.revision[:16]}" if conversion.revision else digest
 
 
 class _Conversion:
@@ -196,11 +199,15 @@ class _Conversion:
                 self.run.receipts.discard(item.id)
 
     def _refuse_changed_source(self) -> None:
+        # Where the source can tell its revision, no header has to be read again.
+        if self.conversion.revision and self.conversion.source.revision() == self.conversion.revision:
+            return
         now = open_checkpoint(self.options.source).digest
-        if now != self.conversion.checkpoint.digest:
+        if self.conversion.revision or now != self.conversion.checkpoint.digest:
             raise FerryError(str(Problem(
                 self.options.source, f"the source as it was planned ({self.conversion.checkpoint.digest[:16]})",
-                f"other headers ({now[:16]})", f"Remove {self.run.state_dir} and start again on a source at rest.",
+                f"other content (headers {now[:16]})",
+                f"Remove {self.run.state_dir} and start again on a source at rest.",
             )))  # fmt: skip
 
     def _write_metadata(self) -> None:

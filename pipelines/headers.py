@@ -9,11 +9,14 @@ from typing import Any, NamedTuple
 from mappings.problems import PlanError, Problem
 from mappings.tensors import StoredTensor
 from pipelines.byte_source import ByteSource, SourceError
+from pipelines.kvstores import is_local
 from pipelines.strict_json import is_text, lfs_problem, parse_object, shown
 from transforms.dtypes import SAFETENSORS_TO_NAME, bits_of
 
 # Enough for about a thousand tensors, so that most shards take a single request.
 FIRST_READ_BYTES = 128 * 1024
+# A second request costs more than these bytes do: enough for about four thousand tensors.
+REMOTE_FIRST_READ_BYTES = 512 * 1024
 # Ten million tensors; without a bound, a damaged length would make us read a whole shard as its own header.
 LARGEST_HEADER_BYTES = 1 << 30
 _LENGTH_BYTES = 8
@@ -103,7 +106,8 @@ def parse_header(raw: bytes, file: str, file_bytes: int) -> tuple[Header | None,
 
 
 def _read_raw(source: ByteSource, file: str, file_bytes: int) -> bytes:
-    first = source.read(file, 0, min(file_bytes, FIRST_READ_BYTES))
+    guess = FIRST_READ_BYTES if is_local(source.url) else REMOTE_FIRST_READ_BYTES
+    first = source.read(file, 0, min(file_bytes, guess))
     if _frame_problem(first, file, file_bytes) or _header_end(first) <= len(first):
         return first
     return first + source.read(file, len(first), _header_end(first) - len(first))

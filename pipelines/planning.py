@@ -9,7 +9,7 @@ from mappings.family import FamilyOptions, make_family
 from mappings.plan import Plan, PlanOptions, make_plan
 from mappings.problems import PlanError, Problem
 from mappings.quantisation import resolve
-from pipelines.byte_source import ByteSource
+from pipelines.byte_source import ByteSource, SourceError, open_source
 from pipelines.checkpoint import Checkpoint, open_checkpoint
 
 LM_HEAD = "lm_head.weight"
@@ -45,11 +45,13 @@ class Conversion:
       plan: what will be done.
       compare: pairs of stored tensors whose bytes must agree before anything is written (a stored head that
         config.json ties to the embedding).
+      revision: the source's revision when it was planned; empty where it cannot tell.
     """
 
     checkpoint: Checkpoint
     plan: Plan
     compare: tuple[tuple[str, str], ...] = ()
+    revision: str = ""
 
     @property
     def source(self) -> ByteSource:
@@ -64,7 +66,9 @@ def plan_conversion(options: ConversionOptions) -> Conversion:
         after that is among the plan's problems.
       FerryError: the source's URL cannot be read.
     """
-    checkpoint = open_checkpoint(options.source)
+    source = open_source(options.source)
+    revision = _revision(source)
+    checkpoint = open_checkpoint(source)
     found = resolve(checkpoint.tensors, checkpoint.config, checkpoint.quant_config_files)
     config = _with_head(Config(checkpoint.config), checkpoint, options.lm_head)
     _refuse_smaller_vocab(config, options.mapping.vocab_size)
@@ -75,13 +79,20 @@ def plan_conversion(options: ConversionOptions) -> Conversion:
     account = replace(plan.account, ignored=ignored)
     plan = replace(plan, account=account, problems=(*found.problems, *plan.problems))
     compare = plan.account.ties if options.lm_head == "auto" else ()
-    return Conversion(checkpoint, plan, compare)
+    return Conversion(checkpoint, plan, compare, revision)
 
 
 def _refuse_smaller_vocab(config: Config, wanted: int | None) -> None:
     if wanted and wanted < config.size("vocab_size"):
         expected = f"at least {config.size('vocab_size')}, the vocab_size of config.json: rows are added, never cut"
         raise PlanError([Problem("--vocab-size", expected, str(wanted), "Leave it out, or give a larger one.")])
+
+
+def _revision(source: ByteSource) -> str:
+    try:
+        return source.revision()
+    except SourceError as error:
+        raise PlanError([error.problem]) from error
 
 
 def _with_head(config: Config, checkpoint: Checkpoint, lm_head: str) -> Config:

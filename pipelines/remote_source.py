@@ -1,0 +1,300 @@
+"""Byte ranges of files on object stores and web servers, read through obstore and retried until they are whole."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any, ClassVar, TypeVar
+
+from mappings.problems import FerryError, Problem
+from pipelines.buckets import bucket_store, split_bucket_url
+from pipelines.byte_source import MissingFileError, SourceError, is_inside, outside, short_read
+from pipelines.remote_faults import final_fault, given_up, is_passing, no_ranges, passing, status_of
+from pipelines.retries import PassingFault, retried
+
+T = TypeVar("T")
+
+# Larger single reads are slower in every client, smaller ones pay the latency more often.
+PIECE_BYTES = 8 << 20
+_THREADS = 16
+_INDEX = "model.safetensors.index.json"
+# What a checkpoint may consist of, for servers that cannot list.
+_KNOWN_FILES = (
+    "config.json",
+    "hf_quant_config.json",
+    "quantize_config.json",
+    "model.safetensors",
+    _INDEX,
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a file lies for obstore.
+
+    Attributes:
+      store: an obstore store.
+      key: the file's path in it.
+    """
+
+    store: Any
+    key: str
+
+
+class RangedSource(ABC):
+    """What sources over HTTP share: whole ranges, with retries, and sentences. Holds no client and no secret."""
+
+    refused: ClassVar[dict[int, str]]
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """The root, as `open_source` takes it."""
+
+    @abstractmethod
+    def list(self) -> dict[str, int]:
+        """Files directly in the root: relative path to size in bytes."""
+
+    @abstractmethod
+    def folders(self) -> tuple[str, ...]:
+        """Names of the folders directly in the root."""
+
+    @abstractmethod
+    def place(self, path: str) -> Place:
+        """Where a file is to be read."""
+
+    def revision(self) -> str:
+        """What changes when the content does, where the store can tell; else empty."""
+        return ""
+
+    def has_expired(self, path: str, status: int | None) -> bool:
+        """Whether a refusal comes from an address that has to be looked up anew; then the next try does."""
+        return False
+
+    def size(self, path: str) -> int:
+        import obstore
+
+        return self.request(path, lambda place: obstore.head(place.store, place.key)["size"])
+
+    def read(self, path: str, start: int, length: int) -> bytes:
+        if length <= PIECE_BYTES:
+            return bytes(self._range(path, start, length)) if length else b""
+        buffer = bytearray(length)
+        self.readinto(path, start, memoryview(buffer))
+        return bytes(buffer)
+
+    def readinto(self, path: str, start: int, buffer: memoryview) -> None:
+        if not buffer.nbytes:
+            return
+        octets = buffer.cast("B")
+
+        def fill(at: int) -> None:
+            piece = octets[at : at + PIECE_BYTES]
+            piece[:] = self._range(path, start + at, len(piece))
+
+        for _ in _each(fill, range(0, len(octets), PIECE_BYTES)):
+            pass
+
+    def _range(self, path: str, start: int, length: int) -> memoryview:
+        """One range, whole."""
+        import obstore
+
+        def get(place: Place) -> memoryview:
+            data = memoryview(obstore.get_range(place.store, place.key, start=start, length=length))
+            if len(data) == length:
+                return data
+            if _ends_before(place, start + length):
+                raise short_read(path, start, length, len(data))
+            raise PassingFault(f"only {len(data)} of {length} bytes from byte {start} on")
+
+        return self.request(path, get)
+
+    def request(self, path: str, call: Callable[[Place], T]) -> T:
+        """Does a request to a file's place until it succeeds.
+
+        Raises:
+          SourceError: it was refused, or kept failing.
+        """
+        if path and not is_inside(path):
+            raise SourceError(outside(path))
+        try:
+            return retried(lambda: self._once(path, call))
+        except PassingFault as fault:
+            raise given_up(self.url, path, fault) from None
+
+    def _once(self, path: str, call: Callable[[Place], T]) -> T:
+        from obstore.exceptions import BaseError, NotSupportedError
+
+        try:
+            return call(self.place(path))
+        # `from None`: obstore's text holds addresses, and those of signed links are secrets.
+        except NotSupportedError:
+            raise no_ranges(self.url, path) from None
+        except (BaseError, FileNotFoundError) as error:
+            status = status_of(error)
+            if is_passing(status) or self.has_expired(path, status):
+                raise passing(error) from None
+            raise final_fault(self.url, path, status, self.refused) from None
+
+
+@dataclass(frozen=True)
+class BucketSource(RangedSource):
+    """A folder of a Google Cloud Storage bucket.
+
+    Attributes:
+      root: ``gs://bucket/path``.
+    """
+
+    root: str
+    refused: ClassVar[dict[int, str]] = {
+        401: "Log in: gcloud auth application-default login.",
+        403: "Give the account that runs this the role Storage Object Viewer on the bucket.",
+        404: "Correct the path.",
+    }
+
+    @property
+    def url(self) -> str:
+        return self.root
+
+    def place(self, path: str) -> Place:
+        bucket, prefix = split_bucket_url(self.root)
+        return Place(bucket_store(bucket), f"{prefix}{path}")
+
+    def list(self) -> dict[str, int]:
+        return {_last(entry["path"]): entry["size"] for entry in self._listed()["objects"]}
+
+    def folders(self) -> tuple[str, ...]:
+        return tuple(sorted(_last(prefix.rstrip("/")) for prefix in self._listed()["common_prefixes"]))
+
+    def revision(self) -> str:
+        import hashlib
+
+        tags = sorted(f"{_last(entry['path'])} {entry['e_tag']}" for entry in self._listed()["objects"])
+        return hashlib.sha256("\n".join(tags).encode()).hexdigest()
+
+    def _listed(self) -> Any:
+        import obstore
+
+        _, prefix = split_bucket_url(self.root)
+        found = self.request("", lambda place: obstore.list_with_delimiter(place.store, prefix or None))
+        if not found["objects"] and not found["common_prefixes"]:
+            problem = Problem(self.root, "a checkpoint's folder", "nothing below that name", "Correct the path.")
+            raise MissingFileError(problem)
+        return found
+
+
+@dataclass(frozen=True)
+class WebSource(RangedSource):
+    """A folder of a web server that answers range requests. It cannot list, so the index names the shards.
+
+    Attributes:
+      root: ``https://host/path/``.
+    """
+
+    root: str
+    refused: ClassVar[dict[int, str]] = {
+        401: "The server asks for a login, which is not supported: copy the checkpoint to a bucket and give that.",
+        403: "The server does not let this machine read it: copy the checkpoint to a bucket and give that.",
+        404: "Correct the address.",
+    }
+
+    @property
+    def url(self) -> str:
+        return self.root
+
+    def place(self, path: str) -> Place:
+        return Place(web_store(self.root.rstrip("/")), path)
+
+    def list(self) -> dict[str, int]:
+        sizes = self._sizes(_KNOWN_FILES)
+        shards = _shards_of(self.read(_INDEX, 0, sizes[_INDEX])) if _INDEX in sizes else ()
+        return sizes | self._sizes(shards)
+
+    def folders(self) -> tuple[str, ...]:
+        return ()
+
+    def _sizes(self, files: Iterable[str]) -> dict[str, int]:
+        files = tuple(files)
+        found = zip(files, _each(self._size_or_none, files), strict=True)
+        return {file: size for file, size in found if size is not None}
+
+    def _size_or_none(self, file: str) -> int | None:
+        try:
+            return self.size(file)
+        except MissingFileError:
+            return None
+
+
+@lru_cache(maxsize=1024)
+def web_store(address: str, token_for: str = "") -> Any:
+    """An obstore store for a web address; the cache keeps one connection pool for each.
+
+    Args:
+      address: the folder's URL; a query stays on every request.
+      token_for: endpoint of the hub whose token goes along, or empty. The token itself is no part of any key.
+    """
+    from obstore.store import HTTPStore
+
+    options: Any = {"allow_http": True, "timeout": "120s", "connect_timeout": "20s"}
+    if token_for:
+        from pipelines.hub import authorization
+
+        options["default_headers"] = authorization()
+    # Retries are ours: obstore's own do not cover short bodies, and wait by another clock.
+    return HTTPStore.from_url(address, client_options=options, retry_config={"max_retries": 0})
+
+
+def open_remote(url: str) -> RangedSource:
+    """The source for a ``gs://``, ``hf://`` or ``https://`` URL.
+
+    Raises:
+      FerryError: the URL is malformed, or the hub has no such repository.
+    """
+    scheme = url.partition("://")[0].lower()
+    if scheme == "hf":
+        from pipelines.hub import open_hub
+
+        return open_hub(url)
+    if scheme == "gs":
+        split_bucket_url(url)
+        return BucketSource(url.rstrip("/"))
+    if "?" in url or "#" in url:
+        raise FerryError(f"{url.partition('?')[0]}: expected the address of a folder; found one with a query.")
+    return WebSource(url.rstrip("/") + "/")
+
+
+def _shards_of(index: bytes) -> tuple[str, ...]:
+    """The shards that an index names; none when it is damaged, which is told where it is read for its own sake."""
+    try:
+        names = set(json.loads(index)["weight_map"].values())
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return ()
+    return tuple(sorted(name for name in names if isinstance(name, str) and is_inside(name)))
+
+
+def _ends_before(place: Place, end: int) -> bool:
+    """Whether the file itself is too short, and not only the answer."""
+    import obstore
+    from obstore.exceptions import BaseError
+
+    try:
+        return obstore.head(place.store, place.key)["size"] < end
+    except (BaseError, FileNotFoundError):  # signed addresses may not allow it
+        return False
+
+
+def _last(path: str) -> str:
+    return path.rsplit("/", 1)[-1]
+
+
+def _each(call: Callable[[Any], T], values: Iterable[Any]) -> Iterable[T]:
+    """Calls for each value, several at once where there are several; in their order."""
+    values = list(values)
+    return map(call, values) if len(values) < 2 else _threads().map(call, values)
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_THREADS, "ranges")
