@@ -1,155 +1,25 @@
 """Pieces that many families share: embeddings, an attention block, a gated MLP, a routed expert block."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from mappings.config import Config
-from mappings.family import Family, FamilyOptions, make_dims
+from mappings.families.cycles import layer_cycle as layer_cycle
+from mappings.families.cycles import refuse_layer_types as refuse_layer_types
+from mappings.families.cycles import refuse_remainder as refuse_remainder
+from mappings.families.spelling import Spelling as Spelling
+from mappings.families.spelling import spelling as spelling
+from mappings.families.towers import Tower as Tower
+from mappings.families.towers import left_out as left_out
+from mappings.families.towers import with_towers as with_towers
+from mappings.family import FamilyOptions
 from mappings.problems import PlanError, Problem
-from mappings.rule import Block, Ignore, Rule, Tie
+from mappings.rule import Ignore, Rule, Tie
 from transforms.ops import Op, Pad, Scale
 
 ROTARY = Ignore("*rotary_emb.inv_freq", why="recomputed from rope_theta")
 TIE = Tie("lm_head.weight", to="model.embed_tokens.weight")
-
-
-@dataclass(frozen=True, slots=True)
-class Spelling:
-    """How a checkpoint spells the way to its language model.
-
-    Attributes:
-      prefix: what stands where the tables say ``model.``.
-      head: the output head's name.
-    """
-
-    prefix: str = "model."
-    head: str = "lm_head.weight"
-
-    def name(self, name: str) -> str:
-        """A table's name in this spelling."""
-        if name == "lm_head.weight":
-            return self.head
-        return self.prefix + name.removeprefix("model.") if name.startswith("model.") else name
-
-    def rules(self, rules: Iterable[Rule]) -> tuple[Rule, ...]:
-        """A table's rules in this spelling."""
-        return tuple(replace(rule, source=self.name(rule.source)) for rule in rules)
-
-    @property
-    def tie(self) -> Tie:
-        return Tie(self.head, to=self.name("model.embed_tokens.weight"))
-
-    @property
-    def note(self) -> str:
-        return f"the language model's tensors begin with {self.prefix!r}"
-
-
-_PREFIXES = ("model.language_model.", "language_model.model.", "thinker.model.", "model.")
-_HEADS = ("language_model.lm_head.weight", "model.language_model.lm_head.weight", "thinker.lm_head.weight")
-
-
-def spelling(names: Collection[str]) -> Spelling:
-    """The spelling that a checkpoint uses, found from the names it holds."""
-    prefix = next((p for p in _PREFIXES if f"{p}embed_tokens.weight" in names), "model.")
-    return Spelling(prefix, next((head for head in _HEADS if head in names), "lm_head.weight"))
-
-
-def layer_cycle(layers: int, period: int) -> tuple[dict[str, range], dict[str, Block]]:
-    """Layers that repeat with a period, one stack per place in the cycle; what is left over is not stacked.
-
-    Returns:
-      Dims and blocks of the words ``layer_0``, ``layer_1``, … and, when layers are left over, ``rest``.
-    """
-    whole = layers - layers % period
-    dims = {f"layer_{place}": range(place, whole, period) for place in range(period) if whole}
-    blocks = {word: Block(f"layers-layers_{place}", f"layers_{{{word}}}") for place, word in enumerate(dims)}
-    if whole < layers:
-        dims["rest"] = range(whole, layers)
-        blocks["rest"] = Block("layers_remainder-layers_{rest.pos}", "layers_{rest}", stacked=False)
-    return dims, blocks
-
-
-def refuse_remainder(layers: int, period: int, fix: str = "Convert with --no-scan-layers.") -> None:
-    """MaxText takes most cyclic models in whole cycles only.
-
-    Raises:
-      PlanError: layers are left over.
-    """
-    if layers % period:
-        expected = f"a multiple of {period}: MaxText takes this model in cycles of {period} layers"
-        name = "config.json key num_hidden_layers"
-        raise PlanError([Problem(name, expected, str(layers), fix, file="config.json")])
-
-
-def refuse_layer_types(config: Config, period: int, why: str, others: str = "sliding_attention") -> None:
-    """MaxText fixes which layers attend to everything: the last of each cycle.
-
-    Raises:
-      PlanError: config.json says otherwise.
-    """
-    types = list(config.get("layer_types") or [])
-    cycle = [others] * (period - 1) + ["full_attention"]
-    fixed = [cycle[layer % period] for layer in range(len(types))]
-    wrong = next((layer for layer, (a, b) in enumerate(zip(types, fixed, strict=True)) if a != b), None)
-    if wrong is not None:
-        raise PlanError([Problem(
-            "config.json key layer_types",
-            f"full attention in every {period}th layer and {others.replace('_', ' ')} in all others, as {why}",
-            f"{types[wrong]} in layer {wrong}",
-            "MaxText cannot run this model; there is no layout to convert to.",
-            file="config.json",
-        )])  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Tower:
-    """A vision or audio tower beside the language model, to be added to a family: empty when it is left out.
-
-    Attributes:
-      dims: words of its own.
-      rules: its table.
-      ignores: its tensors, when it is left out.
-      settings: MaxText settings of it.
-      sizes_from: dim to the config.json key its size came from.
-      notes: sentences for the plan.
-    """
-
-    dims: dict[str, Any] = field(default_factory=dict)
-    rules: tuple[Rule, ...] = ()
-    ignores: tuple[Ignore, ...] = ()
-    settings: dict[str, Any] = field(default_factory=dict)
-    sizes_from: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
-def left_out(patterns: Iterable[str], what: str) -> Tower:
-    """A tower that is left out, with the reason."""
-    return Tower(ignores=tuple(Ignore(pattern, why=f"{what}; --multimodal converts it") for pattern in patterns))
-
-
-def with_towers(family: Family, name: str, spelled: Spelling, *towers: Tower) -> Family:
-    """A language model's family in another spelling, with towers beside it.
-
-    Raises:
-      ValueError: two of them mean different dims by one word (a mistake in the family file).
-    """
-    parts = (family, *towers)
-    words = [word for part in parts for word, _ in part.dims.items()]
-    if len(set(words)) < len(words):
-        raise ValueError(f"words that stand twice: {sorted(word for word in set(words) if words.count(word) > 1)}")
-    return replace(
-        family,
-        name=name,
-        dims=make_dims({word: dim for part in parts for word, dim in part.dims.items()}),
-        rules=(*spelled.rules(family.rules), *(rule for tower in towers for rule in tower.rules)),
-        ties=(spelled.tie,),
-        ignores=tuple(ignore for part in parts for ignore in part.ignores),
-        settings={key: value for part in parts for key, value in part.settings.items()},
-        sizes_from={word: key for part in parts for word, key in part.sizes_from.items()},
-        notes=(spelled.note, *(note for part in parts for note in part.notes)),
-    )
 
 
 def pad_vocab(config: Config, options: FamilyOptions) -> tuple[Op, ...]:
