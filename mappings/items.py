@@ -44,7 +44,7 @@ class ItemMaker:
     def _numbered(self, items: Sequence[WorkItem]) -> WorkItem:
         name = f"{self._count:07d}"
         self._count += 1
-        return _merge(name, items)
+        return merge_items(name, items)
 
     def _single_items(self) -> Iterator[WorkItem]:
         for group in _groups(self._arrays):
@@ -60,8 +60,8 @@ class ItemMaker:
             if ranges is not None:
                 moves.append(self._move(use.compiled))
                 reads += self._reads(use, group, ranges, len(moves) - 1)
-        zero_fill = any(use.compiled.padded for use in group[0].uses)
-        parts = tuple(Part(array.spec, cell, zero_fill) for array in group)
+        fills = [use.compiled.fill for use in group[0].uses if use.compiled.fill is not None]
+        parts = tuple(Part(array.spec, cell, fills[0] if fills else None) for array in group)
         return WorkItem("", tuple(moves), parts, tuple(reads), sum(_read_bytes(r, moves) for r in reads))
 
     def _move(self, compiled: CompiledRule) -> Move:
@@ -73,6 +73,8 @@ class ItemMaker:
 
     def _reads(self, use: Use, group: _Group, ranges: Mapping[str, Range], move: int) -> Iterator[Read]:
         compiled = use.compiled
+        if compiled.rule.value is not None:
+            return
         shared = compiled.shared_reads
         emits = tuple(
             Emit(i, {atom: array.uses[0].at[atom] for atom in compiled.split}) for i, array in enumerate(group)
@@ -109,7 +111,7 @@ def _read_bytes(read: Read, moves: Sequence[Move]) -> int:
     return -(-read.tensor.nbytes * share // total)
 
 
-def _merge(name: str, items: Sequence[WorkItem]) -> WorkItem:
+def merge_items(name: str, items: Sequence[WorkItem]) -> WorkItem:
     """Several small items as one; indices of parts and moves shift."""
     moves: list[Move] = []
     parts: list[Part] = []

@@ -13,6 +13,7 @@ COMMANDS = {
     "plan": "show what would be written, from headers only",
     "convert": "convert a Hugging Face checkpoint into an Orbax checkpoint in MaxText's layout",
     "migrate": "migrate Tunix runs, every step, into the layout that MaxText's pre-training reads",
+    "export": "export an Orbax checkpoint in MaxText's layout as a Hugging Face repository",
     "verify": "re-read a converted checkpoint and compare it with its source",
     "inspect": "list what a Hugging Face or Orbax checkpoint holds",
 }
@@ -65,7 +66,7 @@ def _version() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code; a foreseeable fault is shown as sentences."""
     args, rest = build_parser().parse_known_args(argv)
-    takes_beam = args.command in ("convert", "migrate", "verify")
+    takes_beam = args.command in ("convert", "export", "migrate", "verify")
     if rest and not takes_beam:
         build_parser().error(f"unrecognized arguments: {' '.join(rest)}")
     try:

@@ -1,0 +1,184 @@
+"""Cutting Hugging Face tensors along the chunks of the arrays that they come from, so that each is read about once."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mappings.compiled import CompiledRule
+from mappings.geometry import AxisGeometry, Box, Geometry, Range, box_of
+from mappings.work import BLOCK_BYTES, BLOCK_COPIES
+
+Chunk = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grain:
+    """An axis of a target along which it may be cut.
+
+    Attributes:
+      axis: position of the axis.
+      unit: the smallest length of a cut.
+      grain: the length at which cuts of the target are borders of the source's chunks; a multiple of ``unit``.
+    """
+
+    axis: int
+    unit: int
+    grain: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """How the tensors of one kind are cut and grouped.
+
+    Attributes:
+      chunk: lengths of one part of a tensor.
+      group: split dim to how many of its positions (layers, experts) go together in one work item.
+    """
+
+    chunk: Chunk
+    group: Mapping[str, int]
+
+    @property
+    def parts(self) -> int:
+        """Parts of one work item."""
+        return math.prod(self.group.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one work item may hold.
+
+    Attributes:
+      aim_bytes: bytes of its parts, where the source's chunks allow it.
+      bound_bytes: bytes of everything it holds.
+    """
+
+    aim_bytes: int
+    bound_bytes: int
+
+
+def grains(rule: CompiledRule, chunk: Chunk) -> list[Grain]:
+    """The axes along which a rule's targets may be cut, and where the source's chunks end on them.
+
+    Args:
+      rule: from an Orbax array to Hugging Face tensors.
+      chunk: the shape of what the source reads in one go.
+    """
+    found = []
+    for cut in rule.cuts():
+        axis = rule.target[cut.axis]
+        steps = _chunk_steps(rule.source, axis.atoms[0], chunk)
+        grain = _unit_of(axis) * steps
+        found.append(Grain(cut.axis, cut.unit, math.lcm(cut.unit, grain)))
+    return found
+
+
+def group_sizes(rule: CompiledRule, chunk: Chunk) -> dict[str, int]:
+    """Split dim to how many of its positions one chunk of the source holds."""
+    leading = {axis.atoms[0] for axis in rule.source if axis.atoms}
+    return {
+        atom: _chunk_steps(rule.source, atom, chunk) if atom in leading else rule.sizes[atom] for atom in rule.split
+    }
+
+
+def common_grains(every: Sequence[Sequence[Grain]]) -> list[Grain]:
+    """The cuts that suit all rules of a target."""
+    by_axis = [{grain.axis: grain for grain in grains} for grains in every]
+    axes = sorted(set.intersection(*(set(one) for one in by_axis)))
+    return [
+        Grain(axis, math.lcm(*(g[axis].unit for g in by_axis)), math.lcm(*(g[axis].grain for g in by_axis)))
+        for axis in axes
+    ]
+
+
+def choose_cutting(
+    shape: Chunk, itemsize: int, cuts: Sequence[Grain], group: Mapping[str, int], limits: Limits, reading_bytes: int
+) -> Cutting:
+    """Cuts at the borders of the source's chunks, and across them only where memory asks for it.
+
+    Args:
+      shape: of one tensor.
+      itemsize: bytes of an element, as read or as written, whichever is more.
+      cuts: its axes that may be cut; the first axis gives way first, so that parts stay rows of the file.
+      group: split dim to the positions that one chunk holds.
+      limits: on the bytes of a work item.
+      reading_bytes: what the source needs to read a chunk, whatever the part.
+    """
+    chunk, groups = list(shape), dict(group)
+    for cut in cuts:
+        if _bytes(chunk, groups, itemsize) > limits.aim_bytes:
+            _cut(chunk, groups, itemsize, cut.axis, cut.grain, limits.aim_bytes)
+
+    def too_much() -> bool:
+        part = itemsize * math.prod(chunk)
+        held = _bytes(chunk, groups, itemsize) + part + BLOCK_COPIES * min(BLOCK_BYTES, part)
+        return held + reading_bytes > limits.bound_bytes
+
+    while too_much() and max(groups.values(), default=1) > 1:
+        widest = max(groups, key=lambda atom: groups[atom])
+        groups[widest] = -(-groups[widest] // 2)
+    for cut in cuts:
+        if too_much():
+            left_bytes = limits.bound_bytes - reading_bytes - BLOCK_COPIES * BLOCK_BYTES
+            _cut(chunk, groups, itemsize, cut.axis, cut.unit, max(1, left_bytes // 2))
+    return Cutting(tuple(chunk), groups)
+
+
+def hull(geometry: Geometry, ranges: Mapping[str, Range]) -> Box:
+    """The smallest box around the elements that ranges of dims mean; they may lie apart inside a merged axis."""
+    first = box_of(geometry, {atom: (low, low + 1) for atom, (low, _) in ranges.items()})
+    last = box_of(geometry, {atom: (high - 1, high) for atom, (_, high) in ranges.items()})
+    return tuple((low, high) for (low, _), (_, high) in zip(first, last, strict=True))
+
+
+def touched(box: Box, chunk: Chunk, shape: Chunk) -> int:
+    """Elements of all chunks that a box touches.
+
+    >>> touched(((1, 3), (0, 2)), (2, 4), (5, 6))
+    16
+    """
+    lengths = (
+        min(-(-stop // step) * step, length) - start // step * step
+        for (start, stop), step, length in zip(box, chunk, shape, strict=True)
+    )
+    return math.prod(lengths)
+
+
+def _bytes(chunk: Sequence[int], groups: Mapping[str, int], itemsize: int) -> int:
+    return itemsize * math.prod(chunk) * math.prod(groups.values())
+
+
+def _cut(chunk: list[int], groups: Mapping[str, int], itemsize: int, axis: int, step: int, limit_bytes: int) -> None:
+    """Cuts an axis to the most steps that fit, as evenly as they allow."""
+    others = _bytes(chunk, groups, itemsize) // chunk[axis]
+    steps = -(-chunk[axis] // step)
+    most = max(1, min(limit_bytes // others // step, steps))
+    chunk[axis] = min(chunk[axis], -(-steps // -(-steps // most)) * step)
+
+
+def _unit_of(axis: AxisGeometry) -> int:
+    """Elements of an axis per step of its first dim."""
+    return axis.row * axis.factors[0].inner
+
+
+def _chunk_steps(source: Geometry, atom: str, chunk: Chunk) -> int:
+    """Steps of a dim inside one chunk of the source; at least one."""
+    for axis, length in zip(source, chunk, strict=True):
+        if atom in axis.atoms:
+            steps = max(1, length // _stride(axis, atom))
+            return min(steps, _size(axis, atom))
+    return 1
+
+
+def _stride(axis: AxisGeometry, atom: str) -> int:
+    """Elements of an axis per step of one of its dims."""
+    stride = 1
+    for factor in reversed(axis.factors):
+        if atom in factor.atoms:
+            return stride * math.prod(factor.sizes[factor.atoms.index(atom) + 1 :])
+        stride *= factor.extent
+    raise KeyError(atom)
+
+
+def _size(axis: AxisGeometry, atom: str) -> int:
+    return next(f.sizes[f.atoms.index(atom)] for f in axis.factors if atom in f.atoms)

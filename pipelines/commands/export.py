@@ -1,0 +1,147 @@
+"""Exports an Orbax checkpoint in MaxText's layout as a Hugging Face repository that loads first try.
+
+Sizes, tokenizer and everything else that is no weight come from --config, a repository of the same model, whose
+weights need not be there. Options that are not listed here go to Beam. A run that was stopped goes on when the
+command is given again.
+"""
+
+import argparse
+from collections.abc import Sequence
+
+from pipelines.commands.arguments import byte_count
+
+EPILOG = """\
+examples:
+  tensorferry export --source checkpoints/llama/0 --config Llama-3.1-8B --output exported/llama
+  tensorferry export --source gs://bucket/run/200/items --config hf://Qwen/Qwen3-8B --output exported/qwen --plan-only
+  tensorferry verify --source checkpoints/llama/0 --output exported/llama
+
+exit codes: 0 done; 1 it failed and nothing was committed, the same command resumes; 2 the plan does not add up.
+"""
+FLOAT_DTYPES = ("bfloat16", "float16", "float32")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``export``."""
+    parser.add_argument(
+        "--source",
+        required=True,
+        metavar="PATH",
+        help="an Orbax checkpoint: its step, its item, or a folder of one step",
+    )
+    parser.add_argument("--output", required=True, metavar="DIR", help="the repository's directory, new or empty")
+    parser.add_argument("--dtype", choices=FLOAT_DTYPES, help="dtype of the weights (default: as --config has them)")
+    layers = parser.add_mutually_exclusive_group()
+    layers.add_argument(
+        "--scan-layers", dest="scan_layers", action="store_true", default=None, help="the source's layers are stacked"
+    )
+    layers.add_argument(
+        "--no-scan-layers", dest="scan_layers", action="store_false",
+        help="the source's layers are separate (default: found from its tree)",
+    )  # fmt: skip
+    parser.add_argument("--family", default="auto", help="model family; auto (default) takes it from config.json")
+    parser.add_argument(
+        "--rope-lanes", default="auto", choices=("auto", "interleaved", "split"),
+        help="order of rotary lanes in the source; auto follows its manifest, or config.json",
+    )  # fmt: skip
+    parser.add_argument(
+        "--worker-memory-bytes", type=byte_count, default=1 << 30, metavar="BYTES",
+        help="bound on tensor bytes that one worker process holds at once (default 1GiB)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--chunk-bytes", type=byte_count, default=64 << 20, metavar="BYTES",
+        help="aim for what is written at once (default 64MiB); never more than an eighth of --worker-memory-bytes",
+    )  # fmt: skip
+    parser.add_argument("--plan-only", action="store_true", help="show what would be written, and write nothing")
+    parser.add_argument(
+        "--progress-seconds", type=float, default=5.0, metavar="S",
+        help="time between lines of progress where there is no terminal (default 5)",
+    )  # fmt: skip
+    add_repository_arguments(parser, required=True)
+
+
+def add_repository_arguments(parser: argparse.ArgumentParser, required: bool) -> None:
+    """What ``plan`` needs too, to plan an export."""
+    parser.add_argument(
+        "--config",
+        required=required,
+        metavar="PATH",
+        help="a Hugging Face repository of the model: config.json, tokenizer",
+    )
+    parser.add_argument(
+        "--shard-bytes", type=decimal_bytes, default=5_000_000_000, metavar="BYTES",
+        help="most tensor bytes of one safetensors file (default 5GB)",
+    )  # fmt: skip
+
+
+def decimal_bytes(text: str) -> int:
+    """A number of bytes as the hub counts them: ``5GB`` is five thousand million, ``5GiB`` is 5 x 2^30.
+
+    >>> decimal_bytes("5GB"), decimal_bytes("2MiB"), decimal_bytes("700")
+    (5000000000, 2097152, 700)
+
+    Raises:
+      argparse.ArgumentTypeError: the text is not a number of bytes.
+    """
+    powers = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+    number, unit = text.strip()[:-2], text.strip()[-2:].upper()
+    if unit in powers and number.strip().isdecimal() and int(number):
+        return int(number) * powers[unit]
+    return byte_count(text)
+
+
+def run(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
+    """Exports; 0 when the repository is in place."""
+    from mappings.text import bytes_text
+    from pipelines.convert import absolute
+    from pipelines.exporting.run import ExportOutput, run_export
+
+    options = export_options(args)
+    if args.plan_only:
+        return show_plan(options)
+    output = ExportOutput(absolute(args.output), tuple(beam_args), args.progress_seconds)
+    outcome = run_export(options, output, lambda line: print(line, flush=True))
+    totals, plan = outcome.export.plan.totals, outcome.export.plan
+    print(
+        f"{totals.arrays:,} tensors, {bytes_text(totals.write_bytes)}, {len(plan.shards):,} files in {outcome.output}"
+    )
+    if outcome.kept_items:
+        print(f"{outcome.kept_items:,} of {totals.work_items:,} work items were finished by an earlier run")
+    return 0
+
+
+def export_options(args: argparse.Namespace):
+    """The options that the arguments tell."""
+    from pipelines.convert import absolute
+    from pipelines.exporting.planning import ExportOptions
+
+    return ExportOptions(
+        absolute(args.source), absolute(args.config), args.family, args.dtype or "", args.scan_layers, args.rope_lanes,
+        args.shard_bytes, args.chunk_bytes, args.worker_memory_bytes,
+    )  # fmt: skip
+
+
+def show_plan(options, json_path: str = "") -> int:
+    """Prints the plan of an export; 0 when it adds up, 2 when not."""
+    import json
+    import sys
+
+    from mappings.export.plan import export_text
+    from mappings.plan import plan_json
+    from mappings.report import plan_text
+    from pipelines.exporting.planning import plan_export
+
+    export = plan_export(options)
+    out = sys.stderr if json_path == "-" else sys.stdout
+    if json_path:
+        text = json.dumps(plan_json(export.plan), indent=1) + "\n"
+        if json_path == "-":
+            print(text, end="")
+        else:
+            with open(json_path, "w") as file:
+                file.write(text)
+    print(plan_text(export.plan), end="", file=out)
+    if not export.plan.problems:
+        print(*export_text(export.plan), sep="\n", file=out)
+    print(*export.notes, sep="\n", file=out)
+    return 2 if export.plan.problems else 0

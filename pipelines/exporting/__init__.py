@@ -1,0 +1,1 @@
+"""Exporting: an Orbax checkpoint becomes the safetensors files of a Hugging Face repository."""

@@ -1,0 +1,55 @@
+"""The manifest of an export: what the repository was made from and how, kept inside it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from mappings.arrays import TargetArray
+from pipelines.exporting.planning import Export, ExportOptions
+from pipelines.manifest import MANIFEST_FORMAT, Receipt, chunk_receipts, versions
+from transforms.digest import combine
+from transforms.statistics import Statistics
+
+KIND = "export"
+
+
+def export_manifest(export: Export, options: ExportOptions, receipts: Mapping[str, Receipt]) -> dict[str, Any]:
+    """The manifest of a finished export; every part of every tensor must have its receipt.
+
+    Raises:
+      KeyError: a part has none.
+    """
+    plan, parts = export.plan, chunk_receipts(receipts.values())
+    return {
+        "format": MANIFEST_FORMAT,
+        "kind": KIND,
+        "plan_digest": plan.digest,
+        "source": export.source.item.path,
+        "config": export.repository.source.url,
+        "source_digest": plan.source_digest,
+        "options": asdict(options),
+        "family": plan.family.name,
+        "notes": [*plan.notes, *export.notes],
+        "files": {shard.file: shard.nbytes for shard in plan.shards},
+        "copied": sorted(export.repository.files),
+        "arrays": {array.name: _array(array, parts) for array in plan.arrays},
+        "versions": versions(),
+    }
+
+
+def _array(array: TargetArray, parts: Mapping[tuple[str, tuple[int, ...]], Mapping[str, Any]]) -> dict[str, Any]:
+    spec = array.spec
+    told = [parts[spec.key, index] for index in spec.indices()]
+    total = Statistics.from_json(told[0]["statistics"])
+    for part in told[1:]:
+        total = total.merge(Statistics.from_json(part["statistics"]))
+    return {
+        "dtype": spec.dtype,
+        "shape": list(spec.shape),
+        "chunk": list(spec.chunk),
+        "sources": array.sources,
+        "ops": array.ops,
+        "digest": combine(part["digest"] for part in told),
+        "chunk_digests": [part["digest"] for part in told],
+        "statistics": total.to_json(),
+    }

@@ -1,0 +1,177 @@
+"""From an Orbax checkpoint and a repository's config to the plan of an export. Nothing of the weights is read."""
+
+import fnmatch
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mappings.arrays import FLOATS
+from mappings.config import Config
+from mappings.export.plan import SHARD_BYTES, ExportPlan, Wanted, make_export_plan
+from mappings.export.tree import Parameters
+from mappings.family import Family, FamilyOptions, make_family
+from mappings.problems import FerryError, Problem
+from pipelines.exporting.repository import Repository, exported_config, open_repository
+from pipelines.exporting.source import ExportSource, open_export_source
+
+_EMBEDDING = "params-token_embedder-embedding"
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What a user decides about an export, besides where it runs.
+
+    Attributes:
+      source: path or URL of an Orbax checkpoint.
+      config: path or URL of a Hugging Face repository of the same model.
+      family: a family's name, or ``auto``.
+      dtype: dtype of the weights; empty takes what the repository has.
+      scan_layers: whether the source's layers are stacked; None finds out.
+      rope_lanes: the lane order of the source; ``auto`` as for a conversion.
+      shard_bytes: bound on the tensor bytes of one file.
+      chunk_bytes: aim for the bytes of one work item.
+      worker_memory_bytes: bound on tensor bytes per worker process.
+    """
+
+    source: str
+    config: str
+    family: str = "auto"
+    dtype: str = ""
+    scan_layers: bool | None = None
+    rope_lanes: str = "auto"
+    shard_bytes: int = SHARD_BYTES
+    chunk_bytes: int = 64 << 20
+    worker_memory_bytes: int = 1 << 30
+
+
+@dataclass(frozen=True)
+class Export:
+    """A source, a repository, and the plan that joins them.
+
+    Attributes:
+      source: the Orbax checkpoint.
+      repository: what ``--config`` names.
+      plan: what will be done.
+      config: the bytes of the exported config.json.
+      notes: what a user should know beside the plan.
+    """
+
+    source: ExportSource
+    repository: Repository
+    plan: ExportPlan
+    config: bytes = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+
+def plan_export(options: ExportOptions) -> Export:
+    """Plans an export from metadata and headers only.
+
+    Raises:
+      PlanError: source or repository cannot be read as what they are, or the family is not known. Anything that
+        goes wrong after that is among the plan's problems.
+      FerryError: there is no such source, or its layers are not as metadata or a flag say.
+    """
+    source, repository = open_export_source(options.source), open_repository(options.config)
+    scanned = scanned_layers(source.parameters, source.custom, options.scan_layers)
+    family = _family(source, repository, options, scanned)
+    digest = f"{source.digest}/{repository.digest}"
+    wanted = Wanted(
+        options.dtype, repository.dtypes, repository.default_dtype, repository.names, options.shard_bytes, scanned,
+        options.worker_memory_bytes, options.chunk_bytes,
+    )  # fmt: skip
+    plan = make_export_plan(family, source.tensors, source.chunks, wanted, digest)
+    config, changed = exported_config(repository, _main_dtype(plan) or repository.default_dtype)
+    notes = (*(f"left out: {told}" for told in source.parameters.left_out), *changed, *_names(plan, family, repository))
+    return Export(source, repository, plan, config, notes)
+
+
+def scanned_layers(parameters: Parameters, custom: Mapping[str, Any], flag: bool | None) -> bool:
+    """Whether the layers are stacked, from the tree; metadata and flag must not say otherwise.
+
+    Raises:
+      FerryError: they do.
+    """
+    found = parameters.scan_layers
+    told = custom.get("scan_layers")
+    if found is None:
+        return bool(flag if flag is not None else (True if told is None else told))
+    if flag is not None and flag != found:
+        fix = "Leave the flag out: the tree tells."
+        raise FerryError(str(Problem(_flag(flag), _layers(flag), _layers(found), fix)))
+    if flag is None and isinstance(told, bool) and told != found:
+        fix = f"The metadata is wrong, or the tree is another model's; {_flag(found)} goes by the tree."
+        name = f"custom metadata scan_layers={str(told).lower()}"
+        raise FerryError(str(Problem(name, _layers(told), _layers(found), fix)))
+    return found
+
+
+def _flag(scanned: bool) -> str:
+    return "--scan-layers" if scanned else "--no-scan-layers"
+
+
+def _layers(scanned: bool) -> str:
+    return "stacked layers (layers/…) in the tree" if scanned else "separate layers (layers_0/…) in the tree"
+
+
+def _family(source: ExportSource, repository: Repository, options: ExportOptions, scanned: bool) -> Family:
+    arrays = source.parameters.arrays
+    told = source.manifest.get("options", {})
+    mapping = told.get("mapping", {})
+    config = _with_head(Config(repository.config), told)
+    rows = arrays[_EMBEDDING].shape[0] if _EMBEDDING in arrays else 0
+    lanes = options.rope_lanes if options.rope_lanes != "auto" else mapping.get("rope_lanes", "auto")
+    wanted = FamilyOptions(
+        scan_layers=scanned,
+        vocab_size=rows if rows > config.get("vocab_size", rows) else None,
+        rope_lanes=lanes,
+        multimodal=mapping.get("multimodal", any("vision_encoder" in name for name in arrays)),
+        mtp=mapping.get("mtp", any("mtp" in name for name in arrays)),
+    )
+    family = options.family if options.family != "auto" else told.get("family", "auto")
+    return make_family(config, frozenset(repository.names), wanted, family)
+
+
+def _with_head(config: Config, told: Mapping[str, Any]) -> Config:
+    """The config with the tie that the conversion had; only its manifest can overrule config.json."""
+    head = told.get("lm_head", "auto")
+    return config if head == "auto" else config.with_tied(head == "tied")
+
+
+def _main_dtype(plan: ExportPlan) -> str:
+    """The dtype of most exported elements."""
+    counts: Counter[str] = Counter()
+    for array in plan.arrays:
+        if array.spec.dtype in FLOATS:
+            counts[array.spec.dtype] += array.spec.nbytes
+    return counts.most_common(1)[0][0] if counts else ""
+
+
+def _names(plan: ExportPlan, family: Family, repository: Repository) -> Iterator[str]:
+    """Tensors that the repository has and the export has not, and the other way round, with reasons."""
+    if not repository.names or plan.problems:
+        return
+    ours = {array.name for array in plan.arrays}
+    absent = [name for name in repository.names if name not in ours]
+    reasons: dict[str, list[str]] = {}
+    ties = {tie.name: tie.to for tie in family.ties}
+    for name in absent:
+        known = (rule.why for rule in family.ignores if fnmatch.fnmatchcase(name, rule.pattern))
+        why = f"tied to {ties[name]}, written once" if name in ties else next(known, "")
+        reasons.setdefault(why or "not in the source, or stored companions of other tensors", []).append(name)
+    for why, names in reasons.items():
+        yield f"in --config's weights and not exported: {_some(names)}: {why}"
+    added = [name for name in ours if name not in set(repository.names)]
+    if added:
+        yield f"exported and not in --config's weights: {_some(sorted(added))}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def options_of(data: Mapping[str, Any], **places: str) -> ExportOptions:
+    """The options that a manifest tells of, for source and repository at their present places."""
+    return replace(ExportOptions(**data), **{key: place for key, place in places.items() if place})

@@ -1,0 +1,185 @@
+"""Exporting: plan, prepare, ferry, commit. Killed at any moment, the same command goes on where it was."""
+
+import json
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mappings.export.shards import INDEX_FILE, SINGLE_FILE, Place, all_places, index_of
+from mappings.problems import FerryError, Problem
+from mappings.text import bytes_text
+from mappings.work import Part, WorkItem
+from pipelines.convert import refuse_full_disk
+from pipelines.exporting.files import ShardFiles
+from pipelines.exporting.manifest import export_manifest
+from pipelines.exporting.output_dir import OutputDir
+from pipelines.exporting.planning import Export, ExportOptions, plan_export
+from pipelines.exporting.repository import CONFIG, open_repository
+from pipelines.exporting.source import open_export_source
+from pipelines.exporting.work import ExportWork
+from pipelines.manifest import unfinished
+from pipelines.progress import Done
+from pipelines.run_dir import RunState
+from pipelines.run_files import write_json
+from pipelines.runner import RunOptions, run_items
+from pipelines.sinks.listing import MANIFEST_NAME
+from transforms.digest import digest
+from transforms.dtypes import numpy_dtype
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ExportOutput:
+    """Where the files go, and how the export runs.
+
+    Attributes:
+      output: a local directory, new or empty.
+      beam_args: Beam's options.
+      progress_seconds: time between lines of progress where there is no terminal.
+    """
+
+    output: str
+    beam_args: tuple[str, ...] = ()
+    progress_seconds: float = 5.0
+
+
+@dataclass(frozen=True)
+class ExportOutcome:
+    """What an export did.
+
+    Attributes:
+      export: source, repository and plan.
+      output: the repository.
+      done_items: work items done in this run.
+      kept_items: work items found finished.
+      peak_rss_bytes: largest resident set of a worker process.
+    """
+
+    export: Export
+    output: Path
+    done_items: int = 0
+    kept_items: int = 0
+    peak_rss_bytes: int = 0
+
+
+def run_export(options: ExportOptions, output: ExportOutput, say: Say) -> ExportOutcome:
+    """Exports an Orbax checkpoint into a directory that ``from_pretrained`` loads.
+
+    Args:
+      options: what to export, and as what.
+      output: where it goes.
+      say: shows the user a line.
+
+    Raises:
+      PlanError: the plan does not add up; nothing was written.
+      FerryError: anything else; nothing was committed, and the same command resumes.
+    """
+    export = plan_export(options)
+    export.plan.require()
+    run = OutputDir(Path(output.output), export.plan.digest, asdict(options))
+    state = run.open()
+    try:
+        if state is RunState.PUBLISHED:
+            return ExportOutcome(export, run.output, 0, export.plan.totals.work_items)
+        for note in export.notes:
+            say(note)
+        return _Run(export, options, output, run, say).finish()
+    finally:
+        run.close()
+
+
+class _Run:
+    """A run whose output is taken."""
+
+    def __init__(self, export: Export, options: ExportOptions, output: ExportOutput, run: OutputDir, say: Say) -> None:
+        self.export, self.plan = export, export.plan
+        self.options, self.output, self.run, self.say = options, output, run, say
+        self.files = ShardFiles(str(run.files_dir))
+        self.work_dir = run.state_dir / "work"
+
+    def finish(self) -> ExportOutcome:
+        if self.run.rebooted:
+            self._forget_lost()
+        receipts = self.run.receipts.finished()
+        lines = dict(_numbered(self.plan.lines()))
+        todo = unfinished((item for _, item in lines.values()), receipts)
+        left_bytes = sum(item.write_bytes for item in todo)
+        before = Done(self.plan.totals.write_bytes - left_bytes, len(lines) - len(todo))
+        if before.items:
+            self.say(f"resuming: {before.items:,} work items of {bytes_text(before.nbytes)} are finished already")
+        refuse_full_disk(self.run.state_dir, left_bytes)
+        self.files.prepare(self.plan.shards)
+        peak = self._ferry([lines[item.id] for item in todo], before) if todo else 0
+        missing = unfinished((item for _, item in lines.values()), self.run.receipts.finished())
+        if missing:
+            raise FerryError(f"{len(missing):,} work items left no receipt. Run the same command again to resume.")
+        self._refuse_changed_source()
+        self._write_small_files()
+        self.files.check(self.plan.shards)
+        shutil.rmtree(self.work_dir, ignore_errors=True)
+        self.run.commit(SINGLE_FILE if len(self.plan.shards) == 1 else INDEX_FILE)
+        return ExportOutcome(self.export, self.run.output, len(todo), before.items, peak)
+
+    def _ferry(self, todo: list[tuple[str, WorkItem]], before: Done) -> int:
+        self.work_dir.mkdir(exist_ok=True)
+        path = self.work_dir / "items.jsonl"
+        path.write_text("".join(f"{line}\n" for line, _ in todo))
+        bound = self.options.worker_memory_bytes
+        work = ExportWork(self.export.source.item, self.files, self.run.receipts, bound, uuid.uuid4().hex)
+        how = RunOptions(
+            beam_args=self.output.beam_args,
+            state_dir=str(self.work_dir),
+            before=before,
+            progress_seconds=self.output.progress_seconds,
+        )
+        return run_items(str(path), [item.write_bytes for _, item in todo], work, how).peak_rss_bytes
+
+    def _forget_lost(self) -> None:
+        """After a restart of the machine: drops the receipts of parts that did not reach the disk."""
+        places = all_places(self.plan.shards)
+        receipts = self.run.receipts.finished()
+        for item in self.plan.items():
+            told = receipts.get(item.id, {}).get("parts", ())
+            if told and not self._is_there(item, told, places):
+                self.run.receipts.discard(item.id)
+
+    def _is_there(self, item: WorkItem, told: Iterable[Mapping[str, str]], places: Mapping[str, Place]) -> bool:
+        try:
+            return all(
+                digest(self._part(part, places)) == one["digest"] for part, one in zip(item.parts, told, strict=True)
+            )
+        except (OSError, ValueError):
+            return False
+
+    def _part(self, part: Part, places: Mapping[str, Place]) -> np.ndarray:
+        out = np.empty(part.spec.box_shape(part.grid), numpy_dtype(part.spec.dtype))
+        place = places[part.spec.key]
+        self.files.read(part, place.file, place.offset, out)
+        return out
+
+    def _refuse_changed_source(self) -> None:
+        planned = self.plan.source_digest
+        now = f"{open_export_source(self.options.source).digest}/{open_repository(self.options.config).digest}"
+        if now != planned:
+            raise FerryError(str(Problem(
+                self.options.source, "source and --config as they were planned", "other metadata",
+                f"Remove {self.run.state_dir} and start again on a source at rest.",
+            )))  # fmt: skip
+
+    def _write_small_files(self) -> None:
+        folder, repository = self.run.files_dir, self.export.repository
+        for name, size in repository.files.items():
+            (folder / name).write_bytes(repository.source.read(name, 0, size))
+        (folder / CONFIG).write_bytes(self.export.config)
+        if len(self.plan.shards) > 1:
+            (folder / INDEX_FILE).write_text(json.dumps(index_of(self.plan.shards), indent=2) + "\n")
+        write_json(folder / MANIFEST_NAME, export_manifest(self.export, self.options, self.run.receipts.finished()))
+
+
+def _numbered(lines: Iterable[tuple[str, WorkItem]]) -> Iterable[tuple[str, tuple[str, WorkItem]]]:
+    return ((item.id, (line, item)) for line, item in lines)
