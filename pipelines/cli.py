@@ -18,6 +18,8 @@ COMMANDS = {
     "inspect": "list what a Hugging Face or Orbax checkpoint holds",
 }
 
+_AGAIN = dict.fromkeys(COMMANDS, "Nothing was changed.") | {"convert": "Run the same command again to resume."}
+
 _EPILOG = """\
 examples:
   tensorferry plan    --source Llama-3.1-8B
@@ -76,8 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FerryError as error:
         return _tell(error, args.debug)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+        return _tell(FerryError(f"Interrupted. {_AGAIN[args.command]}"), args.debug)
     except BrokenPipeError:
         # The reader of our output went away (`| head`): not a fault.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -96,10 +96,12 @@ def convert(options: ConversionOptions, output: OutputOptions, say: Say) -> Outc
     run = RunDir(Path(output.output), run_digest(conversion, output), asdict(options), overwrite=output.overwrite)
     state = run.open()
     try:
+        done = _Conversion(conversion, options, output, run, say)
         if state is RunState.PUBLISHED:
-            items = conversion.plan.totals.work_items
-            return Outcome(conversion, run.published, _settings_path(run), 0, items, 0)
-        return _Conversion(conversion, options, output, run, say).finish()
+            done.kept_items = conversion.plan.totals.work_items
+        else:
+            done.finish()
+        return done.outcome()
     finally:
         run.close()
 
@@ -123,7 +125,8 @@ class _Conversion:
         self.work_dir = run.state_dir / "work"
         self.done_items = self.kept_items = self.peak_rss_bytes = 0
 
-    def finish(self) -> Outcome:
+    def finish(self) -> None:
+        """Ferries what is left and publishes."""
         self.sink.prepare(self.specs)
         for attempt in range(_PASSES):
             self._ferry(first=attempt == 0)
@@ -137,8 +140,13 @@ class _Conversion:
         self._refuse_changed_source()
         self._write_metadata()
         self.run.commit()
+
+    def outcome(self) -> Outcome:
+        """What was done; writes the settings, which must not stand beside an older checkpoint."""
+        settings = self.run.output / "maxtext.yml"
+        write_settings(settings, self.plan.family, self.plan.options)
         items = self.done_items, self.kept_items
-        return Outcome(self.conversion, self.run.published, _settings_path(self.run), *items, self.peak_rss_bytes)
+        return Outcome(self.conversion, self.run.published, settings, *items, self.peak_rss_bytes)
 
     def _ferry(self, first: bool) -> None:
         receipts = self.run.receipts.finished()
@@ -218,12 +226,7 @@ class _Conversion:
         options = {**asdict(self.options), **asdict(self.output)}
         manifest = make_manifest(self.plan, self.conversion.checkpoint, options, receipts)
         write_json(self.run.item_dir / MANIFEST_NAME, manifest)
-        write_settings(_settings_path(self.run), self.plan.family, self.plan.options)
         shutil.rmtree(self.work_dir, ignore_errors=True)
-
-
-def _settings_path(run: RunDir) -> Path:
-    return run.output / "maxtext.yml"
 
 
 def refuse_full_disk(directory: Path, needed_bytes: int) -> None:
