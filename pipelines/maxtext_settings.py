@@ -10,7 +10,7 @@ from mappings.plan import PlanOptions
 
 _HEADER = """\
 # MaxText settings that load this checkpoint, from the source's own config.json.
-# Use: model_name=default override_model_config=true, with these values on the command line or in your config file.
+# Put them on MaxText's command line, or into your config file, with override_model_config=true.
 """
 
 
@@ -21,9 +21,14 @@ def write_settings(path: Path, family: Family, options: PlanOptions) -> None:
     os.replace(draft, path)
 
 
+def all_settings(family: Family, options: PlanOptions) -> dict[str, Any]:
+    """Every setting: MaxText's default model, changed to what the family says."""
+    return {"model_name": "default", **family.settings, "scan_layers": options.scan_layers}
+
+
 def settings_text(family: Family, options: PlanOptions) -> str:
     """The settings as YAML; JSON scalars and lists are YAML."""
-    settings = {**family.settings, "scan_layers": options.scan_layers}
+    settings = all_settings(family, options)
     return _HEADER + "".join(f"{key}: {json.dumps(value)}\n" for key, value in settings.items())
 
 
@@ -32,9 +37,8 @@ def overrides(family: Family, options: PlanOptions) -> str:
 
     Lists are quoted for a shell: ``mlp_activations='["silu","linear"]'``.
     """
-    settings = {**family.settings, "scan_layers": options.scan_layers}
-    words = [f"{key}={_word(value)}" for key, value in settings.items()]
-    return " ".join(["model_name=default", "override_model_config=true", *words])
+    words = [f"{key}={_word(value)}" for key, value in all_settings(family, options).items()]
+    return " ".join([*words, "override_model_config=true"])
 
 
 def _word(value: Any) -> str:

@@ -54,6 +54,12 @@ def add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
         "--rope-lanes", default="auto", choices=("auto", "interleaved", "split"),
         help="order of rotary lanes of Llama blocks; auto follows config.json: interleaved for rope type llama3",
     )  # fmt: skip
+    parser.add_argument("--multimodal", action="store_true", help="convert vision and audio towers too")
+    parser.add_argument("--mtp", action="store_true", help="convert multi-token prediction layers too")
+    parser.add_argument(
+        "--match-maxtext", action="store_true",
+        help="round where MaxText's own converter rounds, even where that is worse than necessary",
+    )  # fmt: skip
     parser.add_argument(
         "--lm-head", default="auto", choices=LM_HEADS,
         help="a stored lm_head that config.json ties to the embedding: auto compares them and stops when they differ",
@@ -79,7 +85,9 @@ def conversion_options(args: argparse.Namespace) -> ConversionOptions:
     return ConversionOptions(
         source=absolute(args.source),
         family=args.family,
-        mapping=FamilyOptions(args.scan_layers, args.vocab_size, args.rope_lanes),
+        mapping=FamilyOptions(
+            args.scan_layers, args.vocab_size, args.rope_lanes, args.multimodal, args.mtp, args.match_maxtext
+        ),
         target=PlanOptions(args.scan_layers, args.dtype, args.chunk_bytes, args.worker_memory_bytes, args.scale_layout),
         lm_head=args.lm_head,
     )

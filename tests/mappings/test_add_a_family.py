@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from mappings import family as registry
 from mappings.config import Config
 from mappings.family import FamilyOptions, make_family
