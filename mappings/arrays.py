@@ -95,7 +95,8 @@ class _Texts:
     """What is the same for all arrays of one rule, made once."""
 
     def __init__(self, compiled: CompiledRule) -> None:
-        self.sources = compiled.rule.source.pattern(compiled.dims)
+        value = compiled.rule.value
+        self.sources = compiled.rule.source.pattern(compiled.dims) if value is None else f"no tensor: all {value:g}"
         ops = [str(compiled.rule.layout)] if compiled.rule.layout.source != compiled.rule.layout.target else []
         self.ops = "; ".join([*ops, *(op.describe() for op in compiled.rule.ops)])
 

@@ -51,6 +51,11 @@ class CompiledRule:
         return any(isinstance(op, Pad) for op in self.rule.ops)
 
     @property
+    def fill(self) -> float | None:
+        """What target elements without a source are; None when every element has one."""
+        return 0.0 if self.padded else self.rule.value
+
+    @property
     def shared_reads(self) -> bool:
         """Whether target arrays interleave in the source, so that one read must serve them all."""
         leading = {axis.atoms[0] for axis in self.source if axis.atoms}
@@ -73,6 +78,8 @@ class CompiledRule:
 
     def sources(self) -> Iterator[str]:
         """Every source tensor's name."""
+        if self.rule.value is not None:
+            return
         atoms = self.rule.source.atoms(self.dims)
         both = [i for i, atom in enumerate(self.named) if atom in atoms]
         wanted = None if self.positions is None else {tuple(p[i] for i in both) for p in self.positions}

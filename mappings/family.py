@@ -7,7 +7,7 @@ from typing import Any
 from mappings.config import Config
 from mappings.dims import Dims, DimSpec
 from mappings.problems import PlanError, Problem
-from mappings.rule import Block, Ignore, PlainRule, Rule, Tie, resolve
+from mappings.rule import Block, Constant, Ignore, PlainRule, Rule, Tie, resolve, resolve_constant
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Family:
       rules: the table.
       ties: pairs of names that hold the same values.
       ignores: tensors left out on purpose, with reasons.
+      constants: target arrays that no tensor fills; there is nothing of them in a Hugging Face checkpoint.
       settings: MaxText settings that load the result; written as ``maxtext.yml``.
       sizes_from: dim to the config.json key its size came from, for error messages.
       notes: sentences for the plan (which spelling was found, which choice was made).
@@ -56,10 +57,15 @@ class Family:
     settings: Mapping[str, Any] = field(default_factory=dict)
     sizes_from: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    constants: tuple[Constant, ...] = ()
 
     def plain_rules(self, scan_layers: bool) -> tuple[PlainRule, ...]:
         """The table for one mode."""
         return tuple(resolve(rule, self.blocks, self.dims, scan_layers) for rule in self.rules)
+
+    def plain_constants(self, scan_layers: bool) -> tuple[PlainRule, ...]:
+        """The constants for one mode, as rules that read nothing."""
+        return tuple(resolve_constant(one, self.blocks, self.dims, scan_layers) for one in self.constants)
 
 
 FamilyMaker = Callable[[Config, Collection[str], FamilyOptions], Family]

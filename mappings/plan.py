@@ -121,7 +121,8 @@ def make_plan(
 ) -> Plan:
     """Plans a conversion of logical tensors by a family's rules. Collects problems instead of raising them."""
     rules = [compile_rule(rule, family.dims) for rule in family.plain_rules(options.scan_layers)]
-    return plan_rules(family, rules, tensors, options, source_digest)
+    constants = [compile_rule(rule, family.dims) for rule in family.plain_constants(options.scan_layers)]
+    return plan_rules(family, rules, tensors, options, source_digest, constants=constants)
 
 
 def plan_rules(
@@ -131,6 +132,7 @@ def plan_rules(
     options: PlanOptions,
     source_digest: str = "",
     path_of: PathOf = tree_path,
+    constants: Sequence[CompiledRule] = (),
 ) -> Plan:
     """Plans with rules already compiled; the way for inverse rules as well, whose arrays have Hugging Face names."""
     account = take_account(rules, tensors, family)
@@ -139,8 +141,9 @@ def plan_rules(
         carried = carry_low_bit(rules, tensors, options.scale_layout)
         rules, tensors, notes = carried.rules, carried.tensors, (*notes, *carried.notes)
         problems += carried.problems
-        problems += () if problems else take_account(rules, tensors, family).problems
-    arrays, unfilled = target_arrays(rules, tensors, options.dtype, options.effective_chunk_bytes, path_of)
+    arrays, unfilled = target_arrays(
+        [*rules, *constants], tensors, options.dtype, options.effective_chunk_bytes, path_of
+    )
     problems += unfilled
     plan = Plan(family, options, source_digest, arrays, account, tensors, tuple(problems), notes)
     too_big = () if problems else tuple(_too_big(plan))

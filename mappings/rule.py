@@ -85,6 +85,21 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class Constant:
+    """A target array that no tensor fills: MaxText's model has a parameter where the checkpoint's has none.
+
+    Attributes:
+      target: as a rule's.
+      axes: the target side of a layout, written for scanned mode.
+      value: what every element is.
+    """
+
+    target: str
+    axes: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class Ignore:
     """Source tensors that are left out on purpose: a name or pattern with ``*``, and the reason."""
 
@@ -111,6 +126,7 @@ class PlainRule:
       ops: from source to target.
       dtype: fixed target dtype, or empty.
       stored: dims that the source side stores longer than they are, with that length (a padded vocabulary).
+      value: what every element is where nothing is read; such a rule has no source and no inverse.
     """
 
     source: Template
@@ -119,6 +135,7 @@ class PlainRule:
     ops: tuple[Op, ...] = ()
     dtype: str = ""
     stored: tuple[tuple[str, int], ...] = ()
+    value: float | None = None
 
     def inverse(self, dims: Dims) -> "PlainRule":
         """The same rule from target to source; the ops are inverted in reverse order."""
@@ -135,6 +152,8 @@ class PlainRule:
 
     def split_atoms(self, dims: Dims) -> tuple[str, ...]:
         """Dims that enumerate targets and are dimensions of the source."""
+        if self.value is not None:
+            return ()
         named = set(self.source.atoms(dims))
         return tuple(atom for atom in self.target.atoms(dims) if atom not in named)
 
@@ -159,6 +178,18 @@ class PlainRule:
 
 def resolve(rule: Rule, blocks: Mapping[str, Block], dims: Dims, scan_layers: bool) -> PlainRule:
     """Spells a rule out for one mode: unrolling moves the block's dims from the layout into the name."""
+    plain = _spelled(rule, blocks, dims, scan_layers)
+    plain.check(dims)
+    return plain
+
+
+def resolve_constant(constant: Constant, blocks: Mapping[str, Block], dims: Dims, scan_layers: bool) -> PlainRule:
+    """Spells a constant out for one mode, as a rule that reads nothing."""
+    plain = _spelled(Rule("", constant.target, f"-> {constant.axes}"), blocks, dims, scan_layers)
+    return replace(plain, value=constant.value)
+
+
+def _spelled(rule: Rule, blocks: Mapping[str, Block], dims: Dims, scan_layers: bool) -> PlainRule:
     grids = {word: dim.atoms for word, dim in dims.items() if isinstance(dim, Grid)}
     layout = parse_layout(rule.layout).spread(grids)
     unrolled: set[str] = set()
@@ -169,11 +200,7 @@ def resolve(rule: Rule, blocks: Mapping[str, Block], dims: Dims, scan_layers: bo
         target = target.replace(f"[{word}]", block.scanned if scan_layers else block.unrolled)
         if not stacked:
             unrolled.update(dims.atoms_of(word))
-    plain = PlainRule(
-        Template(rule.source), Template(target), layout.without(frozenset(unrolled)), rule.ops, rule.dtype
-    )
-    plain.check(dims)
-    return plain
+    return PlainRule(Template(rule.source), Template(target), layout.without(frozenset(unrolled)), rule.ops, rule.dtype)
 
 
 def prefixed(rules: tuple[Rule, ...], source: str = "", target: str = "") -> tuple[Rule, ...]:

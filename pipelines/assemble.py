@@ -29,8 +29,8 @@ def assemble(item: WorkItem, load: Load, buffers: list[np.ndarray]) -> list[np.n
       One array per part, of the shape of its chunk.
     """
     for part, buffer in zip(item.parts, buffers, strict=True):
-        if part.zero_fill:
-            buffer.view(np.uint8).fill(0)
+        if part.fill is not None:
+            buffer.fill(part.fill)
     ops = [tuple(Op.from_json(data) for data in move.ops) for move in item.moves]
     for read in item.reads:
         _place_read(item, read, ops[read.move], load, buffers)
@@ -117,4 +117,4 @@ def _window(target: Geometry, block: Ranges, part: Part, buffer: np.ndarray) -> 
             factored.append((stop - start) // row if f == 0 else factor.extent)
             window.append(slice(low - shift, high - shift))
             lengths += [block[atom][1] - block[atom][0] for atom in factor.atoms]
-    return buffer.reshape(factored)[tuple(window)].reshape(lengths, copy=False)
+    return buffer.reshape(factored)[(*window, ...)].reshape(lengths, copy=False)

@@ -22,7 +22,9 @@ def expected_parts(item: WorkItem, load: Load) -> list[np.ndarray]:
       item: what was to be done.
       load: gives a box of a logical tensor, in its dtype.
     """
-    parts = [np.zeros(part.spec.box_shape(part.grid), numpy_dtype(part.spec.dtype)) for part in item.parts]
+    parts = [
+        np.full(part.spec.box_shape(part.grid), part.fill or 0, numpy_dtype(part.spec.dtype)) for part in item.parts
+    ]
     for read in item.reads:
         move = item.moves[read.move]
         ranges = {atom: (0, size) for atom, size in move.sizes.items()} | dict(read.ranges)

@@ -88,6 +88,27 @@ _KIMI_K2: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
+_DEEPSEEK4_TINY: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "moe_intermediate_size": 64,
+    "index_head_dim": 32,
+    "index_n_heads": 4,
+    "index_topk": 16,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "q_lora_rank": 16,
+    "o_groups": 4,
+    "o_lora_rank": 16,
+    "sliding_window": 32,
+    "max_position_embeddings": 4096,
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 1.0,
+    "rope_parameters": {"rope_theta": 10_000, "original_max_position_embeddings": 4096},
+}
+
 CASES: dict[str, Case] = {
     # MaxText's shape table of Gemma 3 lists biases; its config says that there are none.
     "gemma3-4b": Case(spurious="*_proj.bias"),
@@ -100,6 +121,7 @@ CASES: dict[str, Case] = {
     "deepseek3-671b": Case(moved=_ROUTER_BIAS),
     "deepseek3-671b+mtp": Case(config_of="deepseek3-671b", options={"mtp": True}, moved=_ROUTER_BIAS),
     "deepseek3.2-671b": Case(moved=_ROUTER_BIAS),
+    "deepseek4-tiny": Case(config=_DEEPSEEK4_TINY, config_of="deepseek4-284b"),
     "qwen3-vl-2b": Case(options={"multimodal": True}),
     "qwen3-vl-4b": Case(options={"multimodal": True}),
     "qwen3-vl-30b-a3b": Case(options={"multimodal": True}),

@@ -30,7 +30,7 @@ _FREE = (
     "enable_dropout", "load_balance_loss_weight", "routed_bias_update_rate", "tokenizer_type", "dtype", "scan_layers",
     "image_*", "*_for_vit", "vision_output_length", "max_position_embeddings", "weight_dtype", "weight_block_size",
     "unquantized_modules", "base_config", "float32_gate_logits", "gdn_chunk_size", "use_multimodal",
-    "vision_encoder_block",
+    "vision_encoder_block", "log_moe_bias_norms",
 )  # fmt: skip
 
 _TABLE = "the oracle's config.json has another value than MaxText's model file"
