@@ -1,8 +1,8 @@
 """Trying again: waits that grow, for faults that pass by themselves."""
 
 import random
-import time
 from collections.abc import Callable
+from time import sleep
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ def retried(call: Callable[[], T]) -> T:
         except PassingFault as fault:
             if tries >= (RATE_LIMIT_TRIES if fault.rate_limited else TRIES):
                 raise
-            time.sleep(_wait_seconds(tries))
+            sleep(_wait_seconds(tries))
 
 
 def _wait_seconds(tries: int) -> float:

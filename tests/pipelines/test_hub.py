@@ -42,7 +42,7 @@ def hub(monkeypatch):
 def waits(monkeypatch):
     """Waits that were asked for, in seconds; nobody waits."""
     asked: list[float] = []
-    monkeypatch.setattr(retries.time, "sleep", asked.append)
+    monkeypatch.setattr(retries, "sleep", asked.append)
     return asked
 
 
@@ -166,6 +166,17 @@ def test_files_that_are_not_there(hub):
             open_source("hf://org/m").read(file, 0, 5)
     with pytest.raises(SourceError, match="found one that leads out of it"):
         open_source("hf://org/m").read("../x", 0, 5)
+
+
+def test_a_folder_of_a_web_server(hub):
+    """A server that cannot list, and sends those who ask for weights to another host."""
+    files = tiny_llama.files()
+    commit = hub.add("org/m", files)
+    source = open_source(f"{hub.endpoint}/org/m/resolve/{commit}")
+    assert source.list() == {name: len(data) for name, data in files.items()}
+    assert len(plan_conversion(ConversionOptions(source.url)).checkpoint.tensors) == len(tiny_llama.tensors())
+    with pytest.raises(FerryError, match="expected the address of a folder; found one with a query"):
+        open_source(f"{source.url}?download=true")
 
 
 def refusal(url: str) -> str:
