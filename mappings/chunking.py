@@ -50,7 +50,7 @@ def _length(axis: int, unit: int, wanted: int) -> int:
     """The largest even cut of an axis at or below ``wanted``; an uneven one when no divisor comes near."""
     units = axis // unit
     most = max(1, min(wanted // unit, units))
-    for length in range(most, max(most // 2, 0), -1):
+    for length in range(most, max(most // 2, 1) - 1, -1):
         if units % length == 0:
             return length * unit
     parts = math.ceil(units / most)

@@ -1,0 +1,84 @@
+"""The README's table of families, made from the registry and MaxText's own trees and values.
+
+python tests/readme_table.py --write   writes it into README.md
+"""
+
+import re
+import sys
+from pathlib import Path
+
+README = Path(__file__).parents[1] / "README.md"
+_HEADER = ("family", "`model_type`", "sizes tried", "scanned", "unrolled", "equal to MaxText", "back to Hugging Face")
+# What MaxText 0.2.5 has no tree or no converted values of.
+_WHY_NOT = {
+    "deepseek4": "tree; MaxText's converter has no config for it",
+    "gemma4": "tree; values by formula, no converted sample",
+    "llama4": "tree; values by formula, MaxText has no converter for it",
+    "mistral": "MaxText has no mapping for it; Llama's rules, half-split lanes",
+    "qwen3_omni_moe": "MaxText has no tree to compare; Qwen3-VL's rules",
+    "qwen3_vl": "tree; no converted sample",
+    "qwen3_vl_moe": "tree; no converted sample",
+}
+
+
+def table() -> str:
+    """The table as Markdown."""
+    from mappings.family import family_names
+
+    rows = [_HEADER, tuple("---" for _ in _HEADER), *(_row(name) for name in family_names())]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _row(family: str) -> tuple[str, ...]:
+    from oracle_models import has_values, models_by_family, modes_of
+
+    models = models_by_family().get(family, [])
+    sizes = ", ".join(models) or "made-up ones"
+    modes = {mode for name in models for mode in modes_of(name)} or {"scan", "unscan"}
+    exact = any(has_values(name) for name in models)
+    equal = "tree and values, bit for bit" if exact else _WHY_NOT[family]
+    return family, _model_types(family), sizes, _mark("scan" in modes), _mark("unscan" in modes), equal, _back(models)
+
+
+def _mark(yes: bool) -> str:
+    return "yes" if yes else "not in MaxText"
+
+
+def _model_types(family: str) -> str:
+    from mappings.family import model_types
+
+    return ", ".join(f"`{name}`" for name in model_types(family))
+
+
+def _back(models: list[str]) -> str:
+    """Exact when the rules only move elements; within rounding where one computes."""
+    from oracle_models import family_of, modes_of, oracle
+
+    if not models:
+        return "as its relatives"
+    mode = modes_of(models[0])[0]
+    rules = family_of(models[0], oracle(models[0]).trees[mode].names, scan_layers=mode == "scan").rules
+    computing = {_module(rule.source) for rule in rules if any(op.name in ("scale", "shift") for op in rule.ops)}
+    return f"exact but for rounding in {', '.join(sorted(computing))}" if computing else "exact"
+
+
+def _module(source: str) -> str:
+    """The last module name of a tensor: ``q_proj`` of ``model.layers.{layer}.self_attn.q_proj.weight``."""
+    return source.removesuffix(".weight").rpartition(".")[2]
+
+
+def with_table(text: str) -> str:
+    """The README's text with the table of today."""
+    return re.sub(
+        r"(<!-- families -->\n).*?(<!-- /families -->)",
+        lambda marks: f"{marks[1]}{table()}{marks[2]}",
+        text,
+        flags=re.DOTALL,
+    )
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    if "--write" not in sys.argv[1:]:
+        sys.exit(__doc__)
+    README.write_text(with_table(README.read_text()))
