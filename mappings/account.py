@@ -125,6 +125,9 @@ def _left_out(
         if name in ties and ties[name] in tensors:
             ignored[name] = f"tied to {ties[name]}: the model has one array for both"
             continue
+        if name in family.constant_names:
+            ignored[name] = "a constant of MaxText's model, which a Hugging Face checkpoint has no tensor for"
+            continue
         for rule in family.ignores:
             if fnmatch.fnmatchcase(name, rule.pattern):
                 ignored[name] = rule.why

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from mappings.config import Config
@@ -67,6 +68,16 @@ class Family:
         """The constants for one mode, as rules that read nothing."""
         return tuple(resolve_constant(one, self.blocks, self.dims, scan_layers) for one in self.constants)
 
+    @cached_property
+    def constant_names(self) -> frozenset[str]:
+        """Every array that a constant fills, in either mode."""
+        plain = (*self.plain_constants(True), *self.plain_constants(False))
+        return frozenset(
+            rule.target.fill(self.dims, at)
+            for rule in plain
+            for at in self.dims.positions(rule.target.atoms(self.dims))
+        )
+
 
 FamilyMaker = Callable[[Config, Collection[str], FamilyOptions], Family]
 _MAKERS: dict[str, FamilyMaker] = {}
@@ -89,6 +100,12 @@ def family_names() -> tuple[str, ...]:
     import mappings.families  # noqa: F401  registers them
 
     return tuple(sorted(_MAKERS))
+
+
+def model_types(family: str) -> tuple[str, ...]:
+    """The ``model_type`` values of config.json that mean a family."""
+    family_names()
+    return tuple(name for name, meant in _MODEL_TYPES.items() if meant == family and name.islower())
 
 
 def find_family(config: Config, wanted: str = "auto") -> str:
