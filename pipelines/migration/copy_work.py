@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipelines.memory import shared_budget
+from pipelines.migration.decode_chunk import decode_chunk
 from pipelines.migration.items import CopyItem, Part, load_items
 from pipelines.migration.places import Form, Places
-from pipelines.migration.reader import ReadFault, StepReader, decode_chunk
+from pipelines.migration.reader import ReadFault, StepReader
+from pipelines.migration.record import StepRecord
+from pipelines.regions import Scratch, ScratchPool
 from pipelines.sink import PartWriter
 from transforms.digest import digest
 from transforms.dtypes import numpy_dtype
@@ -17,14 +20,19 @@ from transforms.statistics import statistics
 if TYPE_CHECKING:
     import numpy as np
 
+_pools: dict[str, ScratchPool] = {}
 
-def copy_item(item: CopyItem, reader: StepReader, writer: PartWriter, look: bool = True) -> list[dict[str, Any]]:
+
+def copy_item(
+    item: CopyItem, reader: StepReader, writer: PartWriter, scratch: Scratch, look: bool = True
+) -> list[dict[str, Any]]:
     """Copies every chunk of an item.
 
     Args:
       item: the chunks.
       reader: of the old step.
       writer: of the new one.
+      scratch: memory to use again.
       look: take digest and statistics of the values of chunks that move as they are stored, which decodes them.
 
     Returns:
@@ -34,10 +42,10 @@ def copy_item(item: CopyItem, reader: StepReader, writer: PartWriter, look: bool
       ReadFault: the old step cannot be read.
       FerryError: the new one cannot be written.
     """
-    return [_copy(part, reader, writer, look) for part in item.parts]
+    return [_copy(part, reader, writer, scratch, look) for part in item.parts]
 
 
-def _copy(part: Part, reader: StepReader, writer: PartWriter, look: bool) -> dict[str, Any]:
+def _copy(part: Part, reader: StepReader, writer: PartWriter, scratch: Scratch, look: bool) -> dict[str, Any]:
     array, spec = part.array, part.array.spec
     stored = reader.stored(array.source, part.index) if array.codecs and array.source else None
     if stored is None:
@@ -50,7 +58,7 @@ def _copy(part: Part, reader: StepReader, writer: PartWriter, look: bool) -> dic
 
         told = {"stored_digest": digest(np.frombuffer(stored, np.uint8)), "stored_bytes": len(stored)}
         return {"array": spec.key, "grid": list(part.index), **told}
-    return {**_told(part, _moved_values(part, stored)), "stored_bytes": len(stored)}
+    return {**_told(part, _moved_values(part, stored, scratch)), "stored_bytes": len(stored)}
 
 
 def _values(part: Part, reader: StepReader) -> "np.ndarray":
@@ -64,11 +72,11 @@ def _values(part: Part, reader: StepReader) -> "np.ndarray":
     return values if values.dtype == wanted else values.astype(wanted, order="C")
 
 
-def _moved_values(part: Part, stored: bytes) -> "np.ndarray":
+def _moved_values(part: Part, stored: bytes, scratch: Scratch) -> "np.ndarray":
     import numpy as np
 
     spec = part.array.spec
-    whole = decode_chunk(part.array.codecs, spec.dtype, spec.chunk, stored)
+    whole = decode_chunk(part.array.codecs, spec.dtype, spec.chunk, stored, scratch)
     return np.asarray(whole[tuple(slice(0, length) for length in spec.box_shape(part.index))], order="C")
 
 
@@ -107,18 +115,20 @@ class CopyWork:
         record, items = load_items(self.places.records, number)
         work = items[item["item"]]
         try:
-            with shared_budget(self.run_token, self.worker_memory_bytes).admit(work.peak_bytes):
-                return self._copied(record, work)
+            pool = _pools.setdefault(self.run_token, ScratchPool(self.worker_memory_bytes // 4))
+            with shared_budget(self.run_token, self.worker_memory_bytes).admit(work.peak_bytes), pool.lend() as scratch:
+                return self._copied(record, work, scratch)
         except ReadFault as fault:
             faults.add(str(number), {"sentence": str(fault)})
             return {"bytes": 0}
 
-    def _copied(self, record: Any, item: CopyItem) -> dict[str, Any]:
+    def _copied(self, record: StepRecord, item: CopyItem, scratch: Scratch) -> dict[str, Any]:
         started = time.perf_counter()
         run = self.places.run_dir(record, self.form)
         attempt = f"{item.id}-{uuid.uuid4().hex[:8]}"
         with self.form.sink(run, record).open_part(attempt) as writer:
-            parts = copy_item(item, StepReader(self.source, record.path, self.run_token), writer, self.form.look)
+            reader = StepReader(self.source, record.path, self.run_token)
+            parts = copy_item(item, reader, writer, scratch, self.form.look)
         seconds = round(time.perf_counter() - started, 4)
         receipt = {"attempt": attempt, "parts": parts, "bytes": item.nbytes, "seconds": seconds}
         run.receipts.add(item.id, receipt)

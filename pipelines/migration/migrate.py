@@ -232,6 +232,9 @@ class _Migration:
         sizes = [item.nbytes for _, item in todo]
         if before.items:
             self.say(f"resuming: {before.items:,} work items of {bytes_text(before.nbytes)} are finished already")
+        peak = max((item.peak_bytes for _, item in todo), default=0)
+        if peak > self.options.worker_memory_bytes:
+            self.say(f"the largest stored chunk needs {bytes_text(peak)} of a worker's memory: it is copied alone")
         refuse_full_disk(Path(self.options.output), sum(sizes))
         lines = (
             {"id": f"{self._found(n).path} item {item.number}", "step": n, "item": item.number} for n, item in todo

@@ -115,34 +115,3 @@ def _open_array(url: str, array: StoredArray) -> Any:
 
     spec = leaf_spec(url, array.use_ocdbt, array.use_zarr3, array.name)
     return ts.open(spec, context=_context()).result()
-
-
-def decode_chunk(codecs: str, dtype: str, shape: tuple[int, ...], stored: bytes) -> "np.ndarray":
-    """The values of one encoded chunk.
-
-    Args:
-      codecs: the JSON of its zarr v3 codecs.
-      dtype: name of its dtype.
-      shape: of the whole chunk, beyond the array's edge too.
-      stored: its bytes.
-
-    Raises:
-      ReadFault: the bytes are no such chunk.
-    """
-    import json
-
-    import tensorstore as ts
-
-    metadata = {
-        "zarr_format": 3, "node_type": "array", "shape": list(shape), "data_type": dtype,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(shape)}},
-        "chunk_key_encoding": {"name": "default"}, "codecs": json.loads(codecs),
-    }  # fmt: skip
-    context = ts.Context({"data_copy_concurrency": {"limit": 1}})
-    try:
-        memory = ts.KvStore.open("memory://", context=context).result()
-        memory.write("/".join(("c", *("0" for _ in shape))), stored).result()
-        spec = {"driver": "zarr3", "kvstore": "memory://", "metadata": metadata}
-        return ts.open(spec, open=True, assume_metadata=True, context=context).result().read().result()
-    except Exception as error:
-        raise ReadFault(f"a stored chunk cannot be decoded: {' '.join(str(error).split())[:300]}") from error
