@@ -9,10 +9,13 @@ import numpy as np
 from mappings.arrays import hf_path
 from mappings.compiled import compile_rule
 from mappings.family import Family
+from mappings.geometry import Box
 from mappings.plan import Plan, PlanOptions, make_plan, plan_rules
+from mappings.schemes import scheme_of
 from mappings.tensors import LogicalTensor, StoredTensor
 from mappings.work import Part, WorkItem
 from pipelines.assemble import assemble
+from pipelines.decode_region import decode_region
 from transforms.dtypes import numpy_dtype
 
 Arrays = Mapping[str, np.ndarray]
@@ -30,8 +33,8 @@ def run_plan(plan: Plan, arrays: Arrays) -> dict[str, np.ndarray]:
     """Every target array by its key, assembled work item by work item from what each item's JSON says."""
     plan.require()
 
-    def load(tensor: LogicalTensor, box: tuple[tuple[int, int], ...], _: str) -> np.ndarray:
-        return arrays[tensor.name][tuple(slice(*span) for span in box)].copy()
+    def load(tensor: LogicalTensor, box: Box, wanted: str) -> np.ndarray:
+        return load_region(arrays, tensor, box, wanted)
 
     out = {a.spec.key: np.zeros(a.spec.shape, numpy_dtype(a.spec.dtype)) for a in plan.arrays}
     written = {key: np.zeros(array.shape, np.uint8) for key, array in out.items()}
@@ -45,6 +48,18 @@ def run_plan(plan: Plan, arrays: Arrays) -> dict[str, np.ndarray]:
     twice = [key for key, times in written.items() if not (times == 1).all()]
     assert not twice, f"elements not written exactly once: {twice}"
     return out
+
+
+def load_region(arrays: Arrays, tensor: LogicalTensor, box: Box, wanted: str) -> np.ndarray:
+    """A box of a logical tensor whose stored tensors are arrays, decoded to ``wanted`` where it is quantised."""
+    scheme = scheme_of(tensor)
+    boxes = scheme.stored_box(tensor, box) if scheme else {"values": box}
+    found = {role: _region(arrays[tensor.stored[role].name], stored) for role, stored in boxes.items()}
+    return decode_region(tensor, box, found, wanted) if scheme else found["values"]
+
+
+def _region(array: np.ndarray, box: Box) -> np.ndarray:
+    return np.array(array[tuple(slice(*span) for span in box)], order="C")
 
 
 def _junk(part: Part) -> np.ndarray:

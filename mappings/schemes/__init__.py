@@ -10,7 +10,7 @@ from mappings.schemes.integers import Awq, Gptq, PackQuantized
 from mappings.schemes.scaled import Scale, Scaled, expand
 from mappings.tensors import LogicalTensor
 
-__all__ = ["SCHEMES", "Box", "CarryPlan", "Scheme", "expand_scale_tensor", "scheme_of"]
+__all__ = ["SCHEMES", "Box", "CarryPlan", "Scheme", "expand", "scheme_of"]
 
 SCHEMES = Registry()
 SCHEMES.add(
@@ -28,8 +28,6 @@ SCHEMES.add(
     Flat4Bit("bnb-nf4"),
     Flat4Bit("bnb-fp4"),
 )
-
-expand_scale_tensor = expand
 
 
 def scheme_of(logical: LogicalTensor) -> Scheme | None:

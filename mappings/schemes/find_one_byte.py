@@ -51,7 +51,8 @@ def _fit(values: StoredTensor, scale: StoredTensor, encoding: str, claims: tuple
         if edges and _agree("tensor", claims):
             return edges
         return _no_fit(values, scale, blocks, near)
-    kind = "channel" if fits[0].kind == "tensor" and values.shape[-2:-1] == (1,) else fits[0].kind
+    one_row = fits[0].kind in ("tensor", "expert") and values.shape[-2:-1] == (1,)
+    kind = "channel" if one_row else fits[0].kind
     if not (_agree(fits[0].kind, claims) or _agree(kind, claims)):
         return _contradiction(values, scale, claims, near)
     return fits[0]

@@ -111,7 +111,7 @@ class Scale(Scheme):
     """The scale of a carried tensor as a tensor of its own: float32, same rank as the codes.
 
     ``params`` are those of :class:`Scaled` plus ``weight_shape`` and ``expanded``: the axes along which the
-    scale has one entry per element of the weight instead of one per block.
+    scale has one entry per element of the weight instead of one per block (any number where one serves the axis).
     """
 
     name: str = "scale"
@@ -149,21 +149,23 @@ def scale_tensor(logical: LogicalTensor) -> LogicalTensor:
     Per-part scales of a fused matrix follow no blocks; they come expanded along the row axis.
     """
     params, shape = logical.params, logical.stored["values"].shape
-    expanded = [len(shape) - 2] if "row_starts" in params else []
     kept = {key: params[key] for key in ("blocks", "scale_axes", "encoding", "row_starts") if key in params}
-    kept |= {"weight_shape": list(shape), "expanded": []}
+    kept["weight_shape"] = list(shape)
+    grid = [-(-n // block) if block else 1 for n, block in zip(shape, params["blocks"], strict=True)]
+    if "row_starts" in params:
+        grid[-2] = shape[-2]
     plain = LogicalTensor(logical.name + "#scale", (), "float32", {"scale": logical.stored["scale"]}, "scale", kept)
-    return expand(plain, expanded)
+    return expand(plain, tuple(grid))
 
 
-def expand(scale: LogicalTensor, axes: list[int]) -> LogicalTensor:
-    """The same scale with one entry per element of the weight along ``axes`` (added to those already so)."""
+def expand(scale: LogicalTensor, shape: tuple[int, ...]) -> LogicalTensor:
+    """The same scale in another shape: per axis one entry per block, or one per element of the weight.
+
+    An axis that one entry serves whole may have any length.
+    """
     params = dict(scale.params)
-    params["expanded"] = sorted({*params["expanded"], *axes})
-    shape = tuple(
-        n if axis in params["expanded"] else -(-n // block) if block else 1
-        for axis, (n, block) in enumerate(zip(params["weight_shape"], params["blocks"], strict=True))
-    )
+    axes = zip(shape, params["weight_shape"], params["blocks"], strict=True)
+    params["expanded"] = [a for a, (n, length, block) in enumerate(axes) if n != (-(-length // block) if block else 1)]
     return LogicalTensor(scale.name, shape, scale.dtype, scale.stored, scale.scheme, params)
 
 

@@ -9,7 +9,7 @@ from lowbit_zoo import ZOO, Repo, block_fp8, gpt_oss, nvfp4, tensor_fp8
 
 from mappings.problems import FerryError
 from mappings.quantisation import resolve
-from mappings.schemes import SCHEMES, expand_scale_tensor
+from mappings.schemes import SCHEMES, expand
 from mappings.tensors import StoredTensor
 from pipelines.decode_region import decode_region
 
@@ -135,6 +135,11 @@ def test_e8m0_byte_255_is_refused_and_byte_0_is_exact():
         decode(repo, resolved(repo), whole((9, 13)))
 
 
+def along(scale, axes, shape):
+    """The scale's shape with one entry per element along some axes."""
+    return tuple(shape[a] if a in axes else n for a, n in enumerate(scale.shape))
+
+
 CARRIED = [k for k in ZOO if REPOS[k].scheme.startswith("fp8") or REPOS[k].scheme == "mxfp8"]
 
 
@@ -149,7 +154,7 @@ def test_carried_codes_times_their_scale_are_the_weights(kind, axes):
         return
     rank = len(logical.shape)
     axes = list(range(rank)) if axes == "all" else [axis % rank for axis in axes]
-    scale = expand_scale_tensor(plan.scale, axes)
+    scale = expand(plan.scale, along(plan.scale, axes, logical.shape))
     grid = decode(repo, scale, whole(scale.shape))
     for axis, (n, block) in enumerate(zip(logical.shape, plan.blocks, strict=True)):
         if grid.shape[axis] != n:
@@ -165,7 +170,7 @@ def test_any_box_of_a_carried_scale_is_the_slice_of_the_whole(kind, data):
     logical = resolved(repo)
     plan = SCHEMES[logical.scheme].carry(logical)
     axes = data.draw(st.lists(st.integers(0, len(logical.shape) - 1), unique=True))
-    scale = expand_scale_tensor(plan.scale, axes)
+    scale = expand(plan.scale, along(plan.scale, axes, logical.shape))
     box = []
     for n in scale.shape:
         start = data.draw(st.integers(0, n - 1))

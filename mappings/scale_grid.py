@@ -1,0 +1,216 @@
+"""Where the entries of a carried scale lie: one per block where blocks fit the target axes, else one per element.
+
+Everything is counted along dims: a block of a source axis becomes a step of each dim that the axis holds (heads 1,
+head_dim 128), and the scale goes through its weight's layout with every dim divided by its step.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mappings.compiled import CompiledRule, compile_rule
+from mappings.dims import Concat, Dims, Index
+from mappings.geometry import AxisGeometry, Factor
+from mappings.layout import Axis, Layout, Side, Slice, term_atoms
+from mappings.rule import PlainRule, Template
+from transforms.ops import Pad
+
+Blocks = tuple[int | None, ...]
+Steps = Mapping[str, int]
+
+_ONE: Axis = ("1",)
+
+
+@dataclass(frozen=True)
+class ScaleGrid:
+    """The entries of one rule's scale.
+
+    Attributes:
+      rule: the weight's rule.
+      blocks: block length per source axis; None when one entry serves the whole axis.
+      expanded: source axes with one entry per element.
+      steps: dim to the elements that an entry stands for; dims that are not here have an entry per element.
+    """
+
+    rule: CompiledRule
+    blocks: Blocks
+    expanded: frozenset[int]
+    steps: Steps
+
+    def step(self, atoms: Sequence[str]) -> int:
+        """Elements per entry of several dims together."""
+        return math.prod(self.steps.get(atom, 1) for atom in atoms)
+
+    @property
+    def scalar(self) -> bool:
+        """Whether there is one entry per source tensor or per expert in it: what MaxText calls per tensor."""
+        plain, dims = self.rule.rule.layout, self.rule.dims
+        whole = (block is None and a not in self.expanded for a, block in enumerate(self.blocks))
+        return all(one or _all_labels(dims, axis) for one, axis in zip(whole, plain.source, strict=True)) and all(
+            _all_labels(dims, axis) or not any(isinstance(t, Slice) or _is_label(dims, t) for t in axis)
+            for axis in plain.target
+        )
+
+    def companion(self, suffix: str, dtype: str, declared: bool) -> CompiledRule:
+        """The scale's own rule, at its own sizes.
+
+        Args:
+          suffix: what the names of scales have after the names of their weights.
+          dtype: of the scale arrays.
+          declared: whether a scale per tensor has the axes of layers and experts only, not its weight's rank.
+        """
+        rule = self.rule.rule
+        layout = self._labels_only() if declared and self.scalar else self._layout()
+        pads = tuple(op for op in rule.ops if isinstance(op, Pad) and self.step([op.dim]) < self.rule.sizes[op.dim])
+        ops = tuple(Pad(op.dim, op.to // self.step([op.dim])) for op in pads)
+        source, target = Template(rule.source.text + suffix), Template(f"{rule.target.text}_scale")
+        return compile_rule(PlainRule(source, target, layout, ops, dtype), self._dims(layout))
+
+    def _layout(self) -> Layout:
+        """The weight's layout; an axis with one entry has no parts, the entry serves them all."""
+        plain = self.rule.rule.layout
+        source = tuple(
+            axis if block else tuple(atom for term in axis for atom in term_atoms(term))
+            for axis, block in zip(plain.source, self.blocks, strict=True)
+        )
+        return Layout(source, plain.target)
+
+    def _labels_only(self) -> Layout:
+        def labels(side: Side) -> Side:
+            dims = self.rule.dims
+            return tuple(axis if _all_labels(dims, axis) else _names(dims, axis) or _ONE for axis in side)
+
+        plain = self.rule.rule.layout
+        return Layout(labels(plain.source), tuple(axis for axis in labels(plain.target) if axis != _ONE))
+
+    def _dims(self, layout: Layout) -> Dims:
+        dims = self.rule.dims
+        specs = dict(dims.items())
+        specs |= {atom: dims.size(atom) // step for atom, step in self.steps.items() if step > 1}
+        for term in (term for side in (layout.source, layout.target) for axis in side for term in axis):
+            if isinstance(term, Slice):
+                specs[term.concat] = _in_steps(dims.concat(term.concat), term.part, self.step(term.atoms))
+        return Dims(specs)
+
+
+def fit_grids(rules: Sequence[CompiledRule], blocks: Blocks, declared: bool) -> list[ScaleGrid]:
+    """The coarsest grids with which the scales of rules that fill the same arrays make one even grid there.
+
+    Args:
+      rules: rules with the same target arrays.
+      blocks: block length per source axis, None for one entry for the whole axis; alike for all rules.
+      declared: keep axes that are shorter than a block at full length, as MaxText's FP8 models declare them.
+    """
+    fine: set[int] = set()
+    while True:
+        grids = [_grid(rule, blocks, fine, declared) for rule in rules]
+        grown = fine | {t for t in range(len(rules[0].target)) if not _fits(grids, t)}
+        if grown == fine:
+            return grids
+        fine = grown
+
+
+def _grid(rule: CompiledRule, blocks: Blocks, fine: set[int], declared: bool) -> ScaleGrid:
+    """The coarsest grid with an entry per element along the target axes ``fine``."""
+    expanded: set[int] = set()
+    steps: dict[str, int] = {}
+    for a, (axis, block) in enumerate(zip(rule.source, blocks, strict=True)):
+        fed = _fed(rule, axis)
+        found = None if fed & fine else steps_of(axis, block, rule.dims)
+        if found is None or (declared and block and any(_is_short(rule.target[t], block, found) for t in fed)):
+            expanded.add(a)
+        else:
+            steps |= found
+    return ScaleGrid(rule, blocks, frozenset(expanded), steps)
+
+
+def steps_of(axis: AxisGeometry, block: int | None, dims: Dims) -> dict[str, int] | None:
+    """Step of every dim of a source axis, when blocks of it are a grid of its dims; None when they are not.
+
+    >>> axis = AxisGeometry((Factor(4, 0, ("heads",), (4,)), Factor(64, 0, ("lane",), (64,))))
+    >>> dims = Dims({"heads": 4, "lane": 64})
+    >>> steps_of(axis, 128, dims), steps_of(axis, 32, dims), steps_of(axis, 96, dims)
+    ({'lane': 64, 'heads': 2}, {'lane': 32, 'heads': 1}, None)
+    """
+    if block is None:
+        return {atom: 1 if _is_label(dims, atom) else dims.size(atom) for atom in axis.atoms}
+    steps: dict[str, int] = {}
+    rest = min(block, axis.length)
+    for factor in reversed(axis.factors):
+        whole = math.prod(factor.sizes) == factor.extent
+        if not whole and (factor.offset % rest or factor.extent % rest):
+            return None
+        for atom, size in reversed(list(zip(factor.atoms, factor.sizes, strict=True))):
+            step = math.gcd(rest, size)
+            if step not in (rest, size) or (step > 1 and _is_label(dims, atom)):
+                return None
+            steps[atom], rest = step, rest // step
+        if rest > 1 and not whole:
+            return None
+    return steps if rest == 1 else None
+
+
+def _fed(rule: CompiledRule, axis: AxisGeometry) -> set[int]:
+    """Target axes that hold dims of a source axis."""
+    atoms = set(axis.atoms)
+    return {t for t, target in enumerate(rule.target) if atoms & set(target.atoms)}
+
+
+def _is_short(target: AxisGeometry, block: int, steps: Steps) -> bool:
+    """Whether a target axis is shorter than a block, and blocks span several of its elements."""
+    return target.length < block and any(steps.get(atom, 1) > 1 for atom in target.atoms)
+
+
+def _fits(grids: Sequence[ScaleGrid], t: int) -> bool:
+    """Whether the grids together are one even grid along a target axis."""
+    if not all(_is_even(grid, grid.rule.target[t]) for grid in grids):
+        return False
+    return len({tuple(_entries(grid, factor) for factor in grid.rule.target[t].factors) for grid in grids}) == 1
+
+
+def _is_even(grid: ScaleGrid, axis: AxisGeometry) -> bool:
+    """Whether the entries stand for equal runs of the axis: from the outermost dim inwards an entry per element, at
+    most one dim in steps, then nothing but whole dims."""
+    stepped = False
+    for factor in axis.factors:
+        if not _is_divided(grid, factor) or (stepped and _entries(grid, factor) > 1):
+            return False
+        for atom, size in zip(factor.atoms, factor.sizes, strict=True):
+            step = grid.steps.get(atom, 1)
+            if stepped and step < size:
+                return False
+            stepped = stepped or step > 1
+    return True
+
+
+def _is_divided(grid: ScaleGrid, factor: Factor) -> bool:
+    """Whether the step divides every part of a concatenation, and a padded dim's length (unless its one entry may
+    stand for the padding too)."""
+    step = grid.step(factor.atoms)
+    if factor.part:
+        concat = grid.rule.dims.concat(factor.part.partition(".")[0])
+        return all(length % step == 0 for _, length in concat.parts)
+    return factor.extent % step == 0 or step == math.prod(factor.sizes)
+
+
+def _entries(grid: ScaleGrid, factor: Factor) -> int:
+    step = grid.step(factor.atoms)
+    return factor.extent // step if factor.part or step < math.prod(factor.sizes) else 1
+
+
+def _in_steps(concat: Concat, part: str, step: int) -> Concat:
+    offset, length = concat.span(part)
+    after = concat.length - offset - length
+    return Concat((("before", offset // step), (part, length // step), ("after", after // step)))
+
+
+def _is_label(dims: Dims, term: object) -> bool:
+    return isinstance(term, str) and term in dims and isinstance(dims[term], Index)
+
+
+def _all_labels(dims: Dims, axis: Axis) -> bool:
+    return all(_is_label(dims, term) for term in axis)
+
+
+def _names(dims: Dims, axis: Axis) -> Axis:
+    return tuple(term for term in axis if _is_label(dims, term))
