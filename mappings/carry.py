@@ -70,7 +70,7 @@ class _Carrier:
         for rule in rules:
             groups.setdefault(rule.rule.target.text, []).append(rule)
         made = [rule for group in groups.values() for rule in self._group(group)]
-        self._problems |= {name: _half_carried(self._given[name]) for name in self._codes.keys() & self._kept}
+        self._problems |= {name: _half_carried(self._given[name]) for name in sorted(self._codes.keys() & self._kept)}
         tensors = {**self._given, **self._codes, **self._scales}
         return Carried(tuple(made), tensors, tuple(self._notes), tuple(self._problems.values()))
 
