@@ -1,15 +1,20 @@
-"""Shows what a conversion would write, from config.json and headers only: no weight is read, nothing is written."""
+"""Shows what a conversion would write, from config.json and headers only: no weight is read, nothing is written.
+
+With --config, the source is an Orbax checkpoint and the plan is that of its export.
+"""
 
 import argparse
 import json
 import sys
 
 from pipelines.commands.arguments import add_conversion_arguments, conversion_options
+from pipelines.commands.export import add_repository_arguments, export_options, show_plan
 
 EPILOG = """\
 examples:
   tensorferry plan --source Llama-3.1-8B
   tensorferry plan --source Llama-3.1-8B --no-scan-layers --dtype float32 --json plan.json
+  tensorferry plan --source checkpoints/llama --config Llama-3.1-8B
 
 exit codes: 0 the plan adds up; 2 it does not, and every problem is listed.
 """
@@ -18,15 +23,22 @@ exit codes: 0 the plan adds up; 2 it does not, and every problem is listed.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``plan``."""
     add_conversion_arguments(parser)
+    add_repository_arguments(parser, required=False)
+    # What was not asked for is found from the source, when that is an Orbax checkpoint.
+    parser.set_defaults(dtype=None, scan_layers=None)
     parser.add_argument("--json", metavar="FILE", help="also write the plan as JSON, - for standard output")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the plan; 0 when it adds up, 2 when not."""
+    if args.config:
+        return _show_export(args)
     from mappings.plan import plan_json
     from mappings.report import plan_text
     from pipelines.planning import plan_conversion
 
+    args.dtype = args.dtype or "bfloat16"
+    args.scan_layers = args.scan_layers is not False
     conversion = plan_conversion(conversion_options(args))
     plan = conversion.plan
     if args.json:
@@ -39,6 +51,12 @@ def run(args: argparse.Namespace) -> int:
     print(plan_text(plan), end="", file=sys.stderr if args.json == "-" else sys.stdout)
     _print_notes(conversion)
     return 2 if plan.problems else 0
+
+
+def _show_export(args: argparse.Namespace) -> int:
+    """Prints the plan of an export."""
+    args.dtype = "" if args.dtype == "source" else args.dtype
+    return show_plan(export_options(args), args.json or "")
 
 
 def _print_notes(conversion) -> None:

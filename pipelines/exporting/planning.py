@@ -2,11 +2,12 @@
 
 import fnmatch
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mappings.arrays import FLOATS
+from mappings.compiled import compile_rule
 from mappings.config import Config
 from mappings.export.plan import SHARD_BYTES, ExportPlan, Wanted, make_export_plan
 from mappings.export.tree import Parameters
@@ -56,6 +57,7 @@ class Export:
       plan: what will be done.
       config: the bytes of the exported config.json.
       notes: what a user should know beside the plan.
+      constants: arrays that Hugging Face has no tensor for, and what each of their elements must be.
     """
 
     source: ExportSource
@@ -63,6 +65,7 @@ class Export:
     plan: ExportPlan
     config: bytes = field(repr=False)
     notes: tuple[str, ...] = ()
+    constants: Mapping[str, float] = field(default_factory=dict)
 
 
 def plan_export(options: ExportOptions) -> Export:
@@ -76,15 +79,24 @@ def plan_export(options: ExportOptions) -> Export:
     source, repository = open_export_source(options.source), open_repository(options.config)
     scanned = scanned_layers(source.parameters, source.custom, options.scan_layers)
     family = _family(source, repository, options, scanned)
+    constants = constant_arrays(family, source.tensors, scanned)
+    tensors = {name: tensor for name, tensor in source.tensors.items() if name not in constants}
     digest = f"{source.digest}/{repository.digest}"
     wanted = Wanted(
         options.dtype, repository.dtypes, repository.default_dtype, repository.names, options.shard_bytes, scanned,
         options.worker_memory_bytes, options.chunk_bytes,
     )  # fmt: skip
-    plan = make_export_plan(family, source.tensors, source.chunks, wanted, digest)
+    plan = make_export_plan(family, tensors, source.chunks, wanted, digest)
     config, changed = exported_config(repository, _main_dtype(plan) or repository.default_dtype)
     notes = (*(f"left out: {told}" for told in source.parameters.left_out), *changed, *_names(plan, family, repository))
-    return Export(source, repository, plan, config, notes)
+    return Export(source, repository, plan, config, notes, constants)
+
+
+def constant_arrays(family: Family, names: Collection[str], scanned: bool) -> dict[str, float]:
+    """Arrays of the source for which Hugging Face has no tensor, and what each of their elements must be."""
+    rules = [compile_rule(rule, family.dims) for rule in family.plain_constants(scanned)]
+    found = {name: rule.rule.value or 0.0 for rule in rules for name, _ in rule.targets()}
+    return {name: value for name, value in found.items() if name in names}
 
 
 def scanned_layers(parameters: Parameters, custom: Mapping[str, Any], flag: bool | None) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mappings.export.shards import INDEX_FILE, SINGLE_FILE, Place, all_places, index_of
-from mappings.problems import FerryError, Problem
+from mappings.problems import FerryError, PlanError, Problem
 from mappings.text import bytes_text
 from mappings.work import Part, WorkItem
 from pipelines.convert import refuse_full_disk
@@ -81,6 +81,7 @@ def run_export(options: ExportOptions, output: ExportOutput, say: Say) -> Export
     """
     export = plan_export(options)
     export.plan.require()
+    refuse_other_constants(export)
     run = OutputDir(Path(output.output), export.plan.digest, asdict(options))
     state = run.open()
     try:
@@ -91,6 +92,23 @@ def run_export(options: ExportOptions, output: ExportOutput, say: Say) -> Export
         return _Run(export, options, output, run, say).finish()
     finally:
         run.close()
+
+
+def refuse_other_constants(export: Export) -> None:
+    """Refuses parameters that were trained away from the constant that the Hugging Face model has in their place.
+
+    Raises:
+      PlanError: there are some.
+    """
+    problems = []
+    for name, value in export.constants.items():
+        leaf = export.source.parameters.arrays[name]
+        found = export.source.item.read(leaf.array_name, tuple((0, length) for length in leaf.shape))
+        if not (found.astype(np.float32) == value).all():
+            fix = "The Hugging Face model cannot hold these values; export would lose them."
+            problems.append(Problem(name, f"{value:g} everywhere: no tensor has its place", "other values", fix))
+    if problems:
+        raise PlanError(problems)
 
 
 class _Run:

@@ -46,6 +46,7 @@ def write_checkpoint(
     values: Mapping[str, np.ndarray] | None = None,
     specs=SPECS,
     compression: str = "none",
+    scan_layers: bool = True,
 ) -> None:
     """A whole conversion, without its pipeline: one part for each array."""
     values = sample_values() if values is None else values
@@ -60,7 +61,7 @@ def write_checkpoint(
                 part.write(spec, index, np.array(region, order="C"))
     sink.finalize(specs, [f"part-{spec.key}" for spec in specs], scalar_keys(LEAVES))
     write_item_metadata(run.item_dir, specs, LEAVES, store_format)
-    write_step_metadata(run.building, "items", {"scan_layers": True})
+    write_step_metadata(run.building, "items", {"scan_layers": scan_layers})
     (run.item_dir / MANIFEST_NAME).write_text("{}")
     run.commit()
 
