@@ -194,8 +194,11 @@ class RunDir:
     def _remove_empty_state(self) -> None:
         """A refused or published run leaves no state directory behind; one with anything in it stays."""
         try:
-            if {entry.name for entry in self.state_dir.iterdir()} <= {"lock"}:
-                (self.state_dir / "lock").unlink(missing_ok=True)
+            names = {entry.name for entry in self.state_dir.iterdir()}
+            drafts = {name for name in names if name.startswith(".")}  # of a small file, when a kill came between
+            if names - drafts <= {"lock"}:
+                for name in names:
+                    (self.state_dir / name).unlink(missing_ok=True)
                 self.state_dir.rmdir()
         except OSError:
             return
