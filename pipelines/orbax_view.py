@@ -28,14 +28,20 @@ class OrbaxItem:
     use_ocdbt: bool
     use_zarr3: bool
 
-    def spec(self, key: str) -> dict[str, Any]:
+    def spec(self, key: str, zeros_for_missing: bool = True) -> dict[str, Any]:
         """The TensorStore spec that opens an array as stored."""
         store: dict[str, Any] = kvstore(self.path)
         store = {"driver": "ocdbt", "base": store, "path": f"{key}/"} if self.use_ocdbt else below(store, key)
-        return {"driver": "zarr3" if self.use_zarr3 else "zarr", "kvstore": store}
+        driver = "zarr3" if self.use_zarr3 else "zarr"
+        return {"driver": driver, "kvstore": store, "fill_missing_data_reads": zeros_for_missing}
 
-    def open(self, key: str) -> Any:
+    def open(self, key: str, zeros_for_missing: bool = True) -> Any:
         """The array, opened for reading.
+
+        Args:
+          key: the array's key.
+          zeros_for_missing: whether a chunk that is not there reads as zeros: some writers leave out chunks of
+            nothing but zeros.
 
         Raises:
           FerryError: there is no such array, or it cannot be read.
@@ -43,7 +49,7 @@ class OrbaxItem:
         import tensorstore as ts
 
         try:
-            return ts.open(self.spec(key), open=True, read=True, context=new_context()).result()
+            return ts.open(self.spec(key, zeros_for_missing), open=True, read=True, context=new_context()).result()
         except Exception as error:
             found = " ".join(str(error).split())[:200]
             raise FerryError(

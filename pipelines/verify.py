@@ -6,7 +6,7 @@ import tempfile
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,12 @@ from pipelines.byte_source import ByteSource, LocalSource, open_source
 from pipelines.decode_region import decode_region
 from pipelines.expected import expected_parts
 from pipelines.memory import shared_budget
-from pipelines.orbax_log import quiet_orbax
 from pipelines.orbax_view import OrbaxItem, find_item, open_item, read_manifest, read_region
 from pipelines.planning import Conversion, options_of, plan_conversion
 from pipelines.receipts import Receipts
 from pipelines.regions import Scratch, read_box
 from pipelines.runner import RunOptions, run_items
+from pipelines.stored_tree import stored_tree
 from transforms.digest import digest
 from transforms.dtypes import numpy_dtype
 from transforms.statistics import statistics
@@ -53,7 +53,8 @@ class Difference:
     found: str
 
     def __str__(self) -> str:
-        return f"{self.array} {self.where}: expected {self.expected}; found {self.found}"
+        where = f" {self.where}" if self.where else ""
+        return f"{self.array}{where}: expected {self.expected}; found {self.found}"
 
 
 @dataclass(frozen=True)
@@ -92,11 +93,13 @@ def verify(
     manifest = read_manifest(item)
     conversion = plan_conversion(options_of(manifest["options"], source))
     conversion.plan.require()
-    found = [*_source_differences(conversion, manifest), *_tree_differences(conversion.plan, item)]
-    if found:
-        return Verdict(item, 0, 0, 0, tuple(found))
+    other = tuple(_source_differences(conversion, manifest))
+    if other:
+        return Verdict(item, 0, 0, 0, other)
+    tree = tuple(_tree_differences(conversion.plan, item))
     with tempfile.TemporaryDirectory(prefix="tensorferry-verify-") as scratch:
-        return _compare(conversion, item, manifest, sample, Path(scratch), beam_args, show_progress)
+        verdict = _compare(conversion, item, manifest, sample, Path(scratch), beam_args, show_progress)
+    return replace(verdict, differences=tree + verdict.differences)
 
 
 def _compare(
@@ -121,7 +124,8 @@ def _compare(
         raise FerryError(f"only {len(receipts):,} of {len(chosen):,} comparisons came back; run verify again")
     differences = [Difference(**found) for receipt in receipts for found in receipt["differences"]]
     if sample >= 1:
-        differences += _statistics_differences(receipts, manifest)
+        told = {difference.array for difference in differences}
+        differences += (d for d in _statistics_differences(receipts, manifest) if d.array not in told)
     arrays = {part.spec.key for one in chosen for part in one.parts}
     nbytes = sum(one.write_bytes for one in chosen)
     return Verdict(item, len(arrays), nbytes, sum(r["elements"] for r in receipts), tuple(differences))
@@ -195,7 +199,12 @@ def compare_item(item: WorkItem, digests: list[str], target: OrbaxItem, source: 
     elements = 0
     found_statistics = []
     for part, wanted, told in zip(item.parts, expected_parts(item, load), digests, strict=True):
-        found = read_region(target.open(part.spec.key), part.spec.key, part.spec.box(part.grid))
+        try:
+            array = target.open(part.spec.key, zeros_for_missing=False)
+            found = read_region(array, part.spec.key, part.spec.box(part.grid))
+        except FerryError as error:
+            differences.append(_unreadable(part, error))
+            continue
         differences += compare_part(part, wanted, found, told)
         elements += found.size
         found_statistics.append([part.spec.key, statistics(found).to_json()])
@@ -205,6 +214,11 @@ def compare_item(item: WorkItem, digests: list[str], target: OrbaxItem, source: 
         "differences": [vars(difference) for difference in differences],
         "statistics": found_statistics,
     }
+
+
+def _unreadable(part: Part, error: FerryError) -> Difference:
+    reason = " ".join(str(error.__cause__ or error).split())
+    return Difference(part.spec.key, f"chunk {list(part.grid)}", "a whole chunk", f"it cannot be read: {reason[:400]}")
 
 
 def source_region(source: ByteSource, tensor: LogicalTensor, box: Box) -> np.ndarray:
@@ -248,8 +262,19 @@ def _elements(part: Part, wanted: np.ndarray, found: np.ndarray, unequal: np.nda
     flat = np.flatnonzero(unequal)[:_SHOWN_ELEMENTS]
     for n, index in enumerate(zip(*np.unravel_index(flat, wanted.shape), strict=True)):
         at = [int(i) + low for i, low in zip(index, start, strict=True)]
-        more = f" ({count:,} elements differ in chunk {list(part.grid)})" if n == 0 else ""
-        yield Difference(part.spec.key, f"index {at}", str(wanted[index]), f"{found[index]}{more}")
+        many = "elements differ" if count > 1 else "element differs"
+        more = f" ({count:,} {many} in chunk {list(part.grid)})" if n == 0 else ""
+        expected, instead = _values(wanted[index], found[index])
+        yield Difference(part.spec.key, f"index {at}", expected, f"{instead}{more}")
+
+
+def _values(one: Any, other: Any) -> tuple[str, str]:
+    """Two elements that differ, exactly; with their bits where they are written alike, as NaNs are."""
+    texts = f"{one}", f"{other}"
+    if texts[0] != texts[1]:
+        return texts
+    bits = (f"{value} (bits {value.tobytes()[::-1].hex()})" for value in (one, other))
+    return next(bits), next(bits)
 
 
 def _source_differences(conversion: Conversion, manifest: Mapping[str, Any]) -> Iterator[Difference]:
@@ -265,6 +290,9 @@ def _source_differences(conversion: Conversion, manifest: Mapping[str, Any]) -> 
 def _tree_differences(plan: Plan, item: str) -> Iterator[Difference]:
     """Compares what stock Orbax says of the tree with the plan."""
     found = stored_tree(item)
+    if found is None:
+        yield Difference(item, "", "a tree that stock Orbax can read", "metadata that it cannot: see the arrays below")
+        return
     wanted = {array.spec.key: (array.spec.shape, array.spec.dtype) for array in plan.arrays}
     for key in sorted(wanted.keys() - found.keys()):
         yield Difference(key, "", f"an array {wanted[key]}", "no such array in Orbax's metadata")
@@ -273,27 +301,6 @@ def _tree_differences(plan: Plan, item: str) -> Iterator[Difference]:
     for key in sorted(wanted.keys() & found.keys()):
         if wanted[key] != found[key]:
             yield Difference(key, "", str(wanted[key]), str(found[key]))
-
-
-def stored_tree(item: str) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Array key to shape and dtype, read by stock Orbax."""
-    import orbax.checkpoint as ocp
-
-    with quiet_orbax(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        tree = checkpointer.metadata(item).item_metadata.tree
-    leaves: dict[str, tuple[tuple[int, ...], str]] = {}
-    _flatten(tree, (), leaves)
-    return leaves
-
-
-def _flatten(node: Any, path: tuple[str, ...], leaves: dict[str, tuple[tuple[int, ...], str]]) -> None:
-    if isinstance(node, Mapping):
-        for name, below in node.items():
-            _flatten(below, (*path, str(name)), leaves)
-    elif hasattr(node, "shape"):
-        leaves[".".join(path)] = (tuple(node.shape), str(np.dtype(node.dtype)))
-    else:
-        leaves[".".join(path)] = ((), str(getattr(node, "dtype", type(node).__name__)))
 
 
 def _statistics_differences(receipts: Any, manifest: Mapping[str, Any]) -> Iterator[Difference]:

@@ -68,7 +68,8 @@ def run(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
     if not verdict.differences:
         print(f"verified {verdict.item}: {compared} compared{part}, no difference")
         return 0
-    print(f"{verdict.item}: {len(verdict.differences):,} differences; {compared} compared{part}", file=sys.stderr)
+    count = f"{len(verdict.differences):,} difference{'s' if len(verdict.differences) > 1 else ''}"
+    print(f"{verdict.item}: {count}; {compared} compared{part}", file=sys.stderr)
     for difference in verdict.differences[:_SHOWN]:
         print(f"  {difference}", file=sys.stderr)
     if len(verdict.differences) > _SHOWN:
