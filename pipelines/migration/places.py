@@ -71,6 +71,11 @@ class Places:
         """Where a step is published."""
         return Path(self.output, path)
 
+    def is_publishing(self, path: str) -> bool:
+        """Whether a killed run was about to publish a step, or had just done so."""
+        folder = self.step_folder(path)
+        return (folder.parent / f".tensorferry-{folder.name}" / "commit.json").exists()
+
     def run_dir(self, record: StepRecord, form: Form) -> RunDir:
         """The run directory of a step; not opened."""
         folder = self.step_folder(record.path)

@@ -91,6 +91,8 @@ def skip_or_refuse_published(record: StepRecord, places: Places) -> StepRecord:
     """The record in the light of what is in its place already: the same migration, or something else."""
     folder = places.step_folder(record.path)
     manifest = folder / "items" / MANIFEST_NAME
+    if places.is_publishing(record.path):
+        return record  # killed right after the rename: the run directory finishes that
     if not manifest.is_file() or not (folder / "commit_success.txt").is_file():
         return record
     try:

@@ -100,7 +100,7 @@ def test_the_damaged_run(kept: dict[str, Any]) -> None:
 
 def test_nothing_but_steps_is_left_in_the_output(bucket: Path, kept: dict[str, Any]) -> None:
     output = bucket.parent / "kept"
-    assert not [path for path in output.rglob(".*")]
+    assert not list(output.rglob(".*"))
     published = {str(path.parent.relative_to(output)) for path in output.rglob("_CHECKPOINT_METADATA")}
     assert published == set(sections(kept))
 
