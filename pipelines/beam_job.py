@@ -164,10 +164,10 @@ def _write_file(path: str, data: bytes) -> None:
 
 
 def _write_object(path: str, data: bytes) -> None:
-    from apache_beam.io.filesystems import FileSystems
+    from pipelines.objects import Objects
 
-    with FileSystems.create(path) as file:
-        file.write(data)
+    folder, _, name = path.rpartition("/")
+    Objects(folder).write(name, data)
 
 
 def build(

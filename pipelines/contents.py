@@ -60,8 +60,8 @@ def contents_of(path: str) -> Contents:
 
 
 def _orbax_item(path: str) -> str:
-    """The Orbax item that a local path means, or empty."""
-    if "://" in path:
+    """The Orbax item that a path or a bucket's url means, or empty."""
+    if "://" in path and not path.startswith("gs://"):
         return ""
     from mappings.problems import FerryError
     from pipelines.orbax_view import find_item
@@ -115,9 +115,13 @@ def _orbax(item: str) -> Contents:
 
 def _custom(item: str) -> Any:
     """Custom metadata of the step around an item."""
+    from pipelines.tunix_store import open_tree
+
     try:
-        return json.loads(Path(item).parent.joinpath("_CHECKPOINT_METADATA").read_bytes()).get("custom_metadata")
-    except (OSError, ValueError, AttributeError):
+        return json.loads(open_tree(item.rstrip("/").rpartition("/")[0]).read("_CHECKPOINT_METADATA"))[
+            "custom_metadata"
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -11,9 +11,12 @@ from typing import Any
 from mappings.problems import FerryError, PlanError, Problem
 from mappings.text import bytes_text
 from mappings.work import WorkItem
+from pipelines.beam_args import choose_engine
+from pipelines.bucket_run import BucketRun
 from pipelines.byte_source import ByteSource
 from pipelines.checkpoint import open_checkpoint
 from pipelines.ferry import FerryWork
+from pipelines.kvstores import is_local
 from pipelines.manifest import make_manifest, unfinished
 from pipelines.maxtext_settings import write_settings
 from pipelines.orbax_log import quiet_orbax
@@ -32,6 +35,7 @@ _COMPARE_BYTES = 8 << 20
 _PASSES = 2
 
 Say = Callable[[str], None]
+Run = RunDir | BucketRun
 
 
 @dataclass(frozen=True)
@@ -61,16 +65,16 @@ class Outcome:
 
     Attributes:
       conversion: the source and the plan.
-      step: the published step.
-      settings: MaxText's settings file.
+      step: path or url of the published step.
+      settings: path or url of MaxText's settings file.
       redone_items: work items done in this run.
       kept_items: work items found finished.
       peak_rss_bytes: largest resident set of a worker process.
     """
 
     conversion: Conversion
-    step: Path
-    settings: Path
+    step: str
+    settings: str
     redone_items: int
     kept_items: int
     peak_rss_bytes: int
@@ -93,7 +97,7 @@ def convert(options: ConversionOptions, output: OutputOptions, say: Say) -> Outc
     compare_tied(conversion)
     # A branch of a hub is a commit from here on, however it moves meanwhile.
     options = replace(options, source=conversion.source.url)
-    run = RunDir(Path(output.output), run_digest(conversion, output), asdict(options), overwrite=output.overwrite)
+    run = _run_of(output, run_digest(conversion, output), asdict(options))
     state = run.open()
     try:
         done = _Conversion(conversion, options, output, run, say)
@@ -106,6 +110,12 @@ def convert(options: ConversionOptions, output: OutputOptions, say: Say) -> Outc
         run.close()
 
 
+def _run_of(output: OutputOptions, digest: str, options: dict[str, Any]) -> Run:
+    if is_local(output.output):
+        return RunDir(Path(output.output), digest, options, overwrite=output.overwrite)
+    return BucketRun(output.output, digest, options, overwrite=output.overwrite)
+
+
 def run_digest(conversion: Conversion, output: OutputOptions) -> str:
     """The plan's digest, with what the sink adds to it, and what tells one content of the source from another."""
     digest = f"{conversion.plan.digest}-{output.store_format}-{output.compression}"
@@ -116,13 +126,14 @@ class _Conversion:
     """A run whose output is taken."""
 
     def __init__(
-        self, conversion: Conversion, options: ConversionOptions, output: OutputOptions, run: RunDir, say: Say
+        self, conversion: Conversion, options: ConversionOptions, output: OutputOptions, run: Run, say: Say
     ) -> None:
         self.conversion, self.plan = conversion, conversion.plan
         self.options, self.output, self.run, self.say = options, output, run, say
-        self.sink = open_sink(str(run.item_dir), output.store_format, output.compression)
+        self.sink = open_sink(run.item_root, output.store_format, output.compression)
         self.specs = [array.spec for array in self.plan.arrays]
-        self.work_dir = run.state_dir / "work"
+        # Work item id to receipt, as last read: in a bucket, reading them all takes a while.
+        self.receipts: dict[str, dict[str, Any]] = {}
         self.done_items = self.kept_items = self.peak_rss_bytes = 0
 
     def finish(self) -> None:
@@ -143,25 +154,30 @@ class _Conversion:
 
     def outcome(self) -> Outcome:
         """What was done; writes the settings, which must not stand beside an older checkpoint."""
-        settings = self.run.output / "maxtext.yml"
-        write_settings(settings, self.plan.family, self.plan.options)
+
+        def write(path: Path) -> None:
+            write_settings(path, self.plan.family, self.plan.options)
+
+        settings = self.run.write_beside("maxtext.yml", write)
         items = self.done_items, self.kept_items
-        return Outcome(self.conversion, self.run.published, settings, *items, self.peak_rss_bytes)
+        return Outcome(self.conversion, str(self.run.published), settings, *items, self.peak_rss_bytes)
 
     def _ferry(self, first: bool) -> None:
-        receipts = self.run.receipts.finished()
-        todo = unfinished(self.plan.items(), receipts)
+        self.receipts = self.run.receipts.finished()
+        todo = unfinished(self.plan.items(), self.receipts)
         before = self._before(todo)
         if first:
             self.kept_items = before.items
             if before.items:
                 self.say(f"resuming: {before.items:,} work items of {bytes_text(before.nbytes)} are finished already")
-            refuse_full_disk(self.run.state_dir, sum(item.write_bytes for item in todo))
+            if isinstance(self.run, RunDir):
+                refuse_full_disk(self.run.state_dir, sum(item.write_bytes for item in todo))
         if todo:
             tally = run_items(self._items_file(todo), [i.write_bytes for i in todo], self._work(), self._how(before))
             self.done_items += tally.done
             self.peak_rss_bytes = max(self.peak_rss_bytes, tally.peak_rss_bytes)
-        missing = unfinished(self.plan.items(), self.run.receipts.finished())
+            self.receipts = self.run.receipts.finished()
+        missing = unfinished(self.plan.items(), self.receipts)
         if missing:
             raise FerryError(f"{len(missing):,} work items left no receipt. Run the same command again to resume.")
 
@@ -175,12 +191,12 @@ class _Conversion:
     def _items_file(self, items: Iterable[WorkItem]) -> str:
         import json
 
-        self.work_dir.mkdir(exist_ok=True)
-        path = self.work_dir / "items.jsonl"
+        self.run.work_dir.mkdir(exist_ok=True)
+        path = self.run.work_dir / "items.jsonl"
         with open(path, "w") as file:
             for item in items:
                 file.write(json.dumps(item.to_json(), separators=(",", ":")) + "\n")
-        return str(path)
+        return self.run.reachable(str(path), by_all=not choose_engine(self.output.beam_args).is_local)
 
     def _work(self) -> FerryWork:
         bound = self.options.target.worker_memory_bytes
@@ -189,13 +205,13 @@ class _Conversion:
     def _how(self, before: Done) -> RunOptions:
         return RunOptions(
             beam_args=self.output.beam_args,
-            state_dir=str(self.work_dir),
+            state_dir=str(self.run.work_dir),
             before=before,
             progress_seconds=self.output.progress_seconds,
         )
 
     def _check_chunks(self) -> None:
-        winners = [receipt["attempt"] for receipt in self.run.receipts.finished().values()]
+        winners = [receipt["attempt"] for receipt in self.receipts.values()]
         self.sink.finalize(self.specs, winners, scalar_keys(EXTRA_LEAVES))
 
     def _forget(self, error: ChunkError) -> None:
@@ -219,14 +235,18 @@ class _Conversion:
             )))  # fmt: skip
 
     def _write_metadata(self) -> None:
-        with quiet_orbax():
-            write_item_metadata(self.run.item_dir, self.specs, EXTRA_LEAVES, self.sink.store_format)
-            write_step_metadata(self.run.building, self.run.item, {"scan_layers": self.plan.options.scan_layers})
-        receipts = self.run.receipts.finished()
+        store_format = self.sink.store_format
         options = {**asdict(self.options), **asdict(self.output)}
-        manifest = make_manifest(self.plan, self.conversion.checkpoint, options, receipts)
-        write_json(self.run.item_dir / MANIFEST_NAME, manifest)
-        shutil.rmtree(self.work_dir, ignore_errors=True)
+        manifest = make_manifest(self.plan, self.conversion.checkpoint, options, self.receipts)
+
+        def write(step: Path) -> None:
+            with quiet_orbax():
+                write_item_metadata(step / self.run.item, self.specs, EXTRA_LEAVES, store_format)
+                write_step_metadata(step, self.run.item, {"scan_layers": self.plan.options.scan_layers})
+            write_json(step / self.run.item / MANIFEST_NAME, manifest)
+
+        self.run.write_metadata(write, store_format)
+        shutil.rmtree(self.run.work_dir, ignore_errors=True)
 
 
 def refuse_full_disk(directory: Path, needed_bytes: int) -> None:

@@ -1,13 +1,13 @@
 """A published checkpoint as stock Orbax and TensorStore see it; knows nothing of how it was written."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mappings.problems import FerryError, Problem
-from pipelines.kvstores import below, kvstore, new_context
+from pipelines.byte_source import MissingFileError, SourceError, open_source
+from pipelines.kvstores import below, is_local, kvstore, new_context
 from pipelines.sinks.listing import MANIFEST_NAME
 
 if TYPE_CHECKING:
@@ -80,13 +80,7 @@ def open_item(path: str) -> OrbaxItem:
     Raises:
       FerryError: there is none.
     """
-    file = Path(path, "_METADATA")
-    try:
-        data = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise FerryError(
-            str(Problem(path, "an Orbax item with _METADATA", str(error), "Is the path right?"))
-        ) from error
+    data = _json(path, "_METADATA", "an Orbax item with _METADATA", "Is the path right?")
     return OrbaxItem(path, bool(data.get("use_ocdbt")), bool(data.get("use_zarr3")))
 
 
@@ -96,24 +90,40 @@ def find_item(output: str) -> str:
     Raises:
       FerryError: there is no committed checkpoint, or several steps.
     """
-    root = Path(output)
-    if (root / "_METADATA").is_file():
-        return str(root)
-    if (root / "items" / "_METADATA").is_file():
-        return str(root / "items")
-    steps = sorted(p.name for p in root.iterdir() if p.name.isdecimal()) if root.is_dir() else []
-    whole = [step for step in steps if (root / step / "items" / "_METADATA").is_file()]
+    root = output.rstrip("/")
+    files, folders = _look(root)
+    if "_METADATA" in files:
+        return output if is_local(output) else root
+    if "items" in folders and "_METADATA" in _look(f"{root}/items")[0]:
+        return f"{root}/items"
+    steps = [name for name in folders if name.isdecimal()]
+    whole = [step for step in steps if _is_whole(f"{root}/{step}")]
     if len(whole) == 1:
-        return str(root / whole[0] / "items")
-    found = f"steps {', '.join(whole)}" if whole else _what(root)
+        return f"{root}/{whole[0]}/items"
+    found = f"steps {', '.join(whole)}" if whole else _what(files, folders)
     fix = "Name one step." if whole else "Run convert first, or give the path of the step."
     raise FerryError(str(Problem(output, "a committed checkpoint at STEP/items", found, fix)))
 
 
-def _what(root: Path) -> str:
-    if not root.exists():
+def _look(folder: str) -> tuple[Collection[str], Collection[str]]:
+    """Names of files and folders directly in a folder, local or in a bucket; none when it is not there."""
+    source = open_source(folder)
+    try:
+        return source.list().keys(), source.folders()
+    except MissingFileError:
+        return (), ()
+
+
+def _is_whole(step: str) -> bool:
+    """Whether a step is committed: on a bucket only its mark tells."""
+    marked = is_local(step) or "commit_success.txt" in _look(step)[0]
+    return marked and "_METADATA" in _look(f"{step}/items")[0]
+
+
+def _what(files: Collection[str], folders: Collection[str]) -> str:
+    if not files and not folders:
         return "nothing there"
-    if any(p.name.startswith(".tensorferry-") for p in root.iterdir()):
+    if any(name.startswith(".tensorferry-") for name in folders):
         return "an unfinished run"
     return "no step"
 
@@ -124,9 +134,15 @@ def read_manifest(item: str) -> Mapping[str, Any]:
     Raises:
       FerryError: there is none, or it cannot be read.
     """
-    path = Path(item, MANIFEST_NAME)
+    fix = "Only checkpoints that Tensorferry wrote can be verified against their source."
+    return _json(item, MANIFEST_NAME, "the manifest", fix)
+
+
+def _json(folder: str, name: str, expected: str, fix: str) -> dict[str, Any]:
+    source = open_source(folder)
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        fix = "Only checkpoints that Tensorferry wrote can be verified against their source."
-        raise FerryError(str(Problem(str(path), "the manifest", str(error), fix))) from error
+        return json.loads(source.read(name, 0, source.size(name)))
+    except SourceError as error:
+        raise FerryError(str(Problem(f"{folder}/{name}", expected, error.problem.found, fix))) from error
+    except ValueError as error:
+        raise FerryError(str(Problem(f"{folder}/{name}", expected, str(error), fix))) from error

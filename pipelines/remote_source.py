@@ -174,6 +174,15 @@ class BucketSource(RangedSource):
         tags = sorted(f"{_last(entry['path'])} {entry['e_tag']}" for entry in self._listed()["objects"])
         return hashlib.sha256("\n".join(tags).encode()).hexdigest()
 
+    def sizes_below(self, folder: str = "") -> dict[str, int]:
+        """Every object below a folder at any depth: its path relative to the root, and its size in bytes."""
+        import obstore
+
+        _, root = split_bucket_url(self.root)
+        prefix = f"{root}{folder}" or None
+        found = self.request("", lambda place: obstore.list(place.store, prefix).collect())
+        return {entry["path"].removeprefix(root): entry["size"] for entry in found}
+
     def _listed(self) -> Any:
         import obstore
 

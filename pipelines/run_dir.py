@@ -82,6 +82,16 @@ class RunDir:
         return self.building / self.item
 
     @property
+    def item_root(self) -> str:
+        """``item_dir`` as the sink takes it."""
+        return str(self.item_dir)
+
+    @property
+    def work_dir(self) -> Path:
+        """A scratch directory of this machine, there while the run is."""
+        return self.state_dir / "work"
+
+    @property
     def published(self) -> Path:
         """The step's final place."""
         return self.output / str(self.step)
@@ -122,6 +132,19 @@ class RunDir:
         if self._lock.held:
             self._remove_empty_state()
         self._lock.release()
+
+    def reachable(self, path: str, by_all: bool) -> str:
+        """A file of the scratch directory at a place that every worker can read: here they share the file system."""
+        return path
+
+    def write_metadata(self, write: Callable[[Path], None], store_format: str) -> None:
+        """Puts beside the arrays what is written into a step's directory: straight into it."""
+        write(self.building)
+
+    def write_beside(self, name: str, write: Callable[[Path], None]) -> str:
+        """Puts a file beside the steps; returns its path."""
+        write(self.output / name)
+        return str(self.output / name)
 
     def commit(self) -> None:
         """Publishes the finished step. Everything inside it must have been written before.

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     import numpy as np
 
 COMPRESSIONS = ("none", "zstd1")
+_GO_ON = "Then run the same command again: finished work items are kept."
+# How TensorStore begins its message, to what it means for somebody who writes to a bucket.
+_REFUSALS = {
+    "PERMISSION_DENIED": (
+        "permission denied (403)",
+        "Give the account that runs this the role Storage Object User on the bucket.",
+    ),
+    "UNAUTHENTICATED": ("no valid credentials (401)", "Log in: gcloud auth application-default login."),
+    "NOT_FOUND": ("no such bucket or object (404)", "Make the bucket, or correct its name."),
+}
 _ATTEMPT_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -228,6 +238,9 @@ def valid_attempt_id(attempt_id: str) -> str:
 def store_error(name: str, expected: str, error: Exception) -> FerryError:
     """A failed store operation as one sentence."""
     found = " ".join(str(error).split())[:300]
+    for code, (sentence, fix) in _REFUSALS.items():
+        if code in found and "http_response_code" in str(error):
+            return FerryError(str(Problem(name, expected, sentence, f"{fix} {_GO_ON}")))
     fix = "Free space or repair access, then run the same command again: finished work items are kept."
     return FerryError(str(Problem(name, expected, found, fix)))
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import IO, cast
+from typing import IO
 
 from pipelines.bins import longest_first
 
@@ -12,12 +12,12 @@ Stretch = tuple[str, int, int]
 
 
 def open_plan(path: str) -> IO[bytes]:
-    """Opens a file of work items, here or in a bucket (through Beam: it holds no tensor bytes)."""
+    """Opens a file of work items, here or in a bucket."""
     if "://" not in path:
         return open(path, "rb")
-    from apache_beam.io.filesystems import FileSystems
+    from pipelines.remote_file import open_remote_file
 
-    return cast(IO[bytes], FileSystems.open(path, compression_type="uncompressed"))
+    return open_remote_file(path)
 
 
 def line_ends(path: str) -> list[int]:

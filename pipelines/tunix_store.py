@@ -2,11 +2,11 @@
 
 import os
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from mappings.problems import FerryError
+from pipelines.buckets import bucket_store, split_bucket_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,29 +126,31 @@ class ObjectTree:
 
     def list(self, folder: str) -> Listed:
         with _OsErrors(folder):
-            found = self._store.list_with_delimiter(folder or None)
+            found = self._store.list_with_delimiter(self._prefix + folder or None)
         folders = sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in found["common_prefixes"])
         files = sorted(entry["path"].rsplit("/", 1)[-1] for entry in found["objects"])
         return Listed(tuple(folders), tuple(files))
 
     def read(self, path: str) -> bytes:
         with _OsErrors(path):
-            return bytes(self._store.get(path).bytes())
+            return bytes(self._store.get(self._prefix + path).bytes())
 
     def sizes(self, folder: str) -> dict[str, int]:
-        prefix = f"{folder}/" if folder else ""
+        prefix = f"{self._prefix}{folder}/" if folder else self._prefix
         with _OsErrors(folder):
-            listed = [entry for batch in self._store.list(folder or None) for entry in batch]
+            listed = [entry for batch in self._store.list(prefix or None) for entry in batch]
         return {entry["path"].removeprefix(prefix): entry["size"] for entry in listed}
 
     def kvstore_url(self, folder: str) -> str:
         return f"{self.root.rstrip('/')}/{quote(folder)}/" if folder else f"{self.root.rstrip('/')}/"
 
-    @cached_property
-    def _store(self):
-        from obstore.store import from_url
+    @property
+    def _store(self) -> Any:
+        return bucket_store(split_bucket_url(self.root)[0])
 
-        return from_url(self.root)
+    @property
+    def _prefix(self) -> str:
+        return split_bucket_url(self.root)[1]
 
 
 class _OsErrors:

@@ -36,7 +36,10 @@ def positive_int(text: str) -> int:
 
 def add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments that decide what the plan is."""
-    parser.add_argument("--source", required=True, metavar="PATH", help="a Hugging Face checkpoint")
+    parser.add_argument(
+        "--source", required=True, metavar="PATH",
+        help="a Hugging Face checkpoint: a folder, gs://bucket/path, hf://org/repo[@revision] or https://host/path/",
+    )  # fmt: skip
     parser.add_argument("--family", default="auto", help="model family; auto (default) takes it from config.json")
     layers = parser.add_mutually_exclusive_group()
     layers.add_argument(

@@ -22,14 +22,21 @@ exit codes: 0 done; 1 it failed and nothing was committed, the same command resu
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``convert``."""
     add_conversion_arguments(parser)
-    parser.add_argument("--output", required=True, metavar="DIR", help="where step 0 of the checkpoint goes")
+    parser.add_argument(
+        "--output",
+        required=True,
+        metavar="DIR",
+        help="where step 0 of the checkpoint goes: a directory, or gs://bucket/path",
+    )
     parser.add_argument(
         "--format", default="zarr3", choices=("zarr3", "ocdbt", "zarr2"),
         help="zarr3 (default): one object per chunk; ocdbt: Orbax's default form; zarr2: for Pathways",
     )  # fmt: skip
     parser.add_argument("--compression", default="none", choices=("none", "zstd1"), help="of inner chunks")
     parser.add_argument(
-        "--overwrite", action="store_true", help="replace a complete Tensorferry checkpoint, once the new one is whole"
+        "--overwrite",
+        action="store_true",
+        help="replace a complete Tensorferry checkpoint once the new one is whole; on gs:// the old one is deleted first",
     )
     parser.add_argument(
         "--progress-seconds", type=float, default=5.0, metavar="S",

@@ -7,7 +7,7 @@ from typing import Any
 
 from mappings.array_spec import ArraySpec
 from mappings.problems import Problem
-from pipelines.kvstores import is_local, kvstore
+from pipelines.kvstores import is_local
 from pipelines.sink import ChunkError
 
 MANIFEST_NAME = "tensorferry.manifest.json"
@@ -30,13 +30,12 @@ _TOLD = 5
 
 
 def stored_keys(root: str) -> dict[str, int | None]:
-    """Every key below a directory url, with its size in bytes (local) or None (not asked for elsewhere)."""
+    """Every key below a directory url, with its size in bytes."""
     if is_local(root):
         return _local_keys(root)
-    import tensorstore as ts
+    from pipelines.remote_source import BucketSource
 
-    keys = ts.KvStore.open(kvstore(root)).result().list().result()
-    return {key.decode(): None for key in keys}
+    return dict(BucketSource(root).sizes_below())
 
 
 def _local_keys(root: str) -> dict[str, int | None]:

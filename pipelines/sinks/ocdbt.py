@@ -147,6 +147,23 @@ class OcdbtSink(Sink):
                 shutil.rmtree(Path(self.root, _PARTS, loser), ignore_errors=True)
 
 
+def copy_values(source_root: str, target_root: str) -> None:
+    """Copies every value of one item's database into another's: the few small ones that Orbax wrote elsewhere.
+
+    Raises:
+      FerryError: the store refuses.
+    """
+    context, transaction = new_context(), _new_transaction()
+    try:
+        source = _open_store(_database(kvstore(source_root)), context)
+        target = _open_store(_database(kvstore(target_root)), context).with_transaction(transaction)
+        for key in source.list().result():
+            target.write(key, source.read(key).result().value).result()
+        transaction.commit_async().result()
+    except Exception as error:
+        raise store_error(target_root, "the leaves beside the arrays written", error) from error
+
+
 def _open_store(spec: dict[str, Any], context: "ts.Context") -> "ts.KvStore":
     import tensorstore as ts
 
