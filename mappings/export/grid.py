@@ -114,13 +114,15 @@ def choose_cutting(
         held = _bytes(chunk, groups, itemsize) + part + BLOCK_COPIES * min(BLOCK_BYTES, part)
         return held + reading_bytes > limits.bound_bytes
 
+    left_bytes = limits.bound_bytes - reading_bytes - BLOCK_COPIES * BLOCK_BYTES
+    if left_bytes < itemsize:
+        return Cutting(tuple(chunk), groups)  # whatever the parts, reading them does not fit
     while too_much() and max(groups.values(), default=1) > 1:
         widest = max(groups, key=lambda atom: groups[atom])
         groups[widest] = -(-groups[widest] // 2)
     for cut in cuts:
         if too_much():
-            left_bytes = limits.bound_bytes - reading_bytes - BLOCK_COPIES * BLOCK_BYTES
-            _cut(chunk, groups, itemsize, cut.axis, cut.unit, max(1, left_bytes // 2))
+            _cut(chunk, groups, itemsize, cut.axis, cut.unit, left_bytes // 2)
     return Cutting(tuple(chunk), groups)
 
 

@@ -199,16 +199,21 @@ def _cropped(rules: Sequence[CompiledRule]) -> Iterator[str]:
 
 
 def _too_big(plan: ExportPlan) -> Iterator[Problem]:
+    """The work items that do not fit, one for each array that they read first."""
     bound = plan.options.worker_memory_bytes
+    worst: dict[str, tuple[int, str]] = {}
     for item in plan.items():
         held = held_bytes(item, plan.chunks)
         if held > bound:
-            yield Problem(
-                item.parts[0].spec.key,
-                f"work items of at most {bound:,} bytes (--worker-memory-bytes)",
-                f"one that needs {held:,}: a stored chunk of its array is read whole",
-                f"Run with --worker-memory-bytes {held}.",
-            )
+            array = item.reads[0].tensor.name
+            worst[array] = max(worst.get(array, (0, "")), (held, item.parts[0].spec.key))
+    for array, (held, name) in worst.items():
+        yield Problem(
+            array,
+            f"work items of at most {bound:,} bytes (--worker-memory-bytes)",
+            f"one that needs {held:,} for {name}: a stored chunk is read whole",
+            f"Run with --worker-memory-bytes {held}.",
+        )
 
 
 def export_text(plan: ExportPlan) -> Iterator[str]:

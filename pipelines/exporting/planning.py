@@ -79,6 +79,7 @@ def plan_export(options: ExportOptions) -> Export:
     source, repository = open_export_source(options.source), open_repository(options.config)
     scanned = scanned_layers(source.parameters, source.custom, options.scan_layers)
     family = _family(source, repository, options, scanned)
+    source = source.renamed(_array_names(family, scanned))
     constants = constant_arrays(family, source.tensors, scanned)
     tensors = {name: tensor for name, tensor in source.tensors.items() if name not in constants}
     digest = f"{source.digest}/{repository.digest}"
@@ -90,6 +91,12 @@ def plan_export(options: ExportOptions) -> Export:
     config, changed = exported_config(repository, _main_dtype(plan) or repository.default_dtype)
     notes = (*(f"left out: {told}" for told in source.parameters.left_out), *changed, *_names(plan, family, repository))
     return Export(source, repository, plan, config, notes, constants)
+
+
+def _array_names(family: Family, scanned: bool) -> frozenset[str]:
+    """Every array of the family's tree."""
+    plain = (*family.plain_rules(scanned), *family.plain_constants(scanned))
+    return frozenset(name for rule in plain for name, _ in compile_rule(rule, family.dims).targets())
 
 
 def constant_arrays(family: Family, names: Collection[str], scanned: bool) -> dict[str, float]:

@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mappings.export.grid import Chunk
-from mappings.export.tree import Parameters, find_parameters
+from mappings.export.tree import Parameters, find_parameters, with_collections
 from mappings.problems import FerryError, PlanError, Problem
 from mappings.tensors import LogicalTensor, StoredTensor
 from mappings.tunix.tree import Leaf
@@ -53,6 +53,11 @@ class ExportSource:
     def chunks(self) -> dict[str, Chunk]:
         """What is read of each array in one go: inner chunks where chunks are sharded."""
         return {name: read_chunk(leaf) for name, leaf in self.parameters.arrays.items()}
+
+    def renamed(self, expected: Collection[str]) -> "ExportSource":
+        """The same source with its arrays in the collections where a family has them."""
+        arrays = with_collections(self.parameters.arrays, expected)
+        return replace(self, parameters=replace(self.parameters, arrays=arrays))
 
 
 def open_export_source(url: str) -> ExportSource:

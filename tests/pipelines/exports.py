@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 from oracle_data import read_safetensors
-from sample_checkpoint import write_checkpoint as write_orbax
 from safetensors.numpy import save_file
+from sample_checkpoint import write_checkpoint as write_orbax
 
-from mappings.array_spec import ArraySpec
 from mappings.plan import Plan
 from pipelines.exporting import run as export_run
 from pipelines.exporting.planning import ExportOptions
@@ -20,7 +19,7 @@ from pipelines.tally import Tally
 Arrays = Mapping[str, np.ndarray]
 
 
-def write_repository(folder: Path, config: Mapping[str, Any], tensors: Arrays = {}) -> Path:
+def write_repository(folder: Path, config: Mapping[str, Any], tensors: Arrays | None = None) -> Path:
     """A Hugging Face repository of one shard, or of config and tokenizer alone."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -37,13 +36,26 @@ def write_plan(output: Path, plan: Plan, arrays: Arrays, store_format: str = "za
     write_orbax(output, store_format, values, specs, scan_layers=plan.options.scan_layers)
 
 
-def write_arrays(output: Path, arrays: Arrays, chunks: Mapping[str, tuple[int, ...]] = {}) -> None:
-    """Arrays by their full key as an Orbax checkpoint, one chunk each unless told."""
-    specs = []
+def stock(output: Path, arrays: dict[str, np.ndarray], under: str = "params/params", **more: Any) -> Path:
+    """Saves arrays with stock Orbax as an item; keys are dotted paths.
+
+    Args:
+      under: levels to put in place of the first two; none for the root.
+      more: further leaves or branches of the tree.
+    """
+    import orbax.checkpoint as ocp
+
+    tree: dict[str, Any] = dict(more)
     for key, array in arrays.items():
-        chunk = chunks.get(key, tuple(max(1, n) for n in array.shape))
-        specs.append(ArraySpec(tuple(key.split(".")), array.dtype.name, array.shape, chunk, chunk))
-    write_orbax(output, "zarr3", arrays, tuple(specs))
+        levels = under.split("/") if under else []
+        path = [*levels, *key.split(".")[2:]]
+        node = tree
+        for level in path[:-1]:
+            node = node.setdefault(level, {})
+        node[path[-1]] = np.ascontiguousarray(array)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(output, tree)
+    return output
 
 
 def here(items_path: str, item_sizes: Any, work: Any, options: Any) -> Tally:
