@@ -61,6 +61,8 @@ def _from_config(path: str) -> DeclaredModel:
 
 def _from_maxtext(settings: str) -> ModelTree:
     """Asks MaxText in a process of its own: it brings JAX along, and may live in another environment."""
+    if not settings.split():
+        raise PlanError([Problem("--maxtext", "settings such as model_name=llama3.1-8b", "nothing", "Give some.")])
     python = os.environ.get(PYTHON_VARIABLE) or sys.executable
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([python, str(_PROBE), settings], capture_output=True, text=True, env=environment)
@@ -73,5 +75,11 @@ def _from_maxtext(settings: str) -> ModelTree:
         weights={name: tuple(shape) for name, shape in told["weights"].items()},
         custom=frozenset(told["custom"]),
         aux=frozenset(told["aux"]),
-        origin=f"MaxText with {settings}",
+        origin=f"MaxText with {_shortly(settings)}",
     )
+
+
+def _shortly(settings: str) -> str:
+    """The first setting, which every difference repeats."""
+    first, *others = settings.split()
+    return f"{first} …" if others else first

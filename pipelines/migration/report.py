@@ -111,7 +111,7 @@ def plan_lines(step: StepReport) -> Iterator[str]:
     if record.counts:
         yield from (f"    {count} dropped: {reason}" for reason, count in _reasons(record).items())
         yield f"  model     {_check_text(record)}"
-    yield from (f"  warning   {warning}" for warning in (*record.warnings, *record.check.notes))
+    yield from (f"  warning   {warning}" for warning in record.warnings)
     yield from (f"  problem   {problem}" for problem in record.problems[:_MOST_PROBLEMS])
     if len(record.problems) > _MOST_PROBLEMS:
         yield f"  problem   … and {len(record.problems) - _MOST_PROBLEMS} more (--json FILE has all)"
