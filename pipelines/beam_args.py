@@ -45,6 +45,16 @@ class EngineChoice:
         return not self.runner
 
     @property
+    def is_dataflow(self) -> bool:
+        """Whether it is Google's service."""
+        return self.runner.lower() == "dataflowrunner"
+
+    @property
+    def only_builds(self) -> bool:
+        """Whether the job is described and not run."""
+        return self.is_dataflow and any(arg.startswith(("--template_location", "--dry_run")) for arg in self.args)
+
+    @property
     def is_dask(self) -> bool:
         """Whether it is Beam's runner on a Dask cluster."""
         return self.runner == _DASK_NAME

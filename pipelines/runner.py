@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 _REMOTE_STRETCHES = 256
 
 
+class OnlyBuilt(FerryError):
+    """The user asked for the job's description only: there is nothing to read, write or commit."""
+
+    exit_code = 0
+
+    def __init__(self) -> None:
+        super().__init__("The job was built and not run, as --dry_run or --template_location ask.")
+
+
 class Work(Protocol):
     """What to do with a work item. Frozen, importable and picklable; each worker thread has its own copy."""
 
@@ -61,6 +70,7 @@ class RunOptions:
       show_progress: whether to draw.
       progress_seconds: time between two lines of progress where there is no terminal.
       grace_seconds: how long items in flight may go on after Ctrl-C.
+      local_items: the plan's file on this machine, where `items_path` is elsewhere.
       count_done: tells what this run has finished, where workers do not see `state_dir`.
     """
 
@@ -72,6 +82,7 @@ class RunOptions:
     show_progress: bool = True
     progress_seconds: float = 5.0
     grace_seconds: float = 3.0
+    local_items: str = ""
     count_done: Callable[[], Done] | None = None
 
 
@@ -147,14 +158,16 @@ class _Run:
         graph(pipeline)
         with self._monitor():
             try:
-                self._supervise(lambda: _run_to_end(pipeline), crew)
+                self._supervise(lambda: _run_to_end(pipeline, self.choice), crew)
             finally:
                 crew.dismiss()
+        if self.choice.only_builds:
+            raise OnlyBuilt
 
     def _stretches(self) -> list[Stretch]:
         if self.choice.is_local:
             return dealt_stretches(self.items_path, self.item_sizes, self.choice.workers, self.run_dir)
-        return even_stretches(self.items_path, len(self.item_sizes), _REMOTE_STRETCHES)
+        return even_stretches(self.items_path, len(self.item_sizes), _REMOTE_STRETCHES, self.options.local_items)
 
     def _monitor(self) -> Any:
         if not self.options.show_progress:
@@ -234,8 +247,10 @@ def _pipeline(choice: EngineChoice, stretches: Sequence[Any]) -> Any:
         raise FerryError(f"--runner {choice.runner} cannot start: {last_words(error)}") from error
 
 
-def _run_to_end(pipeline: Any) -> None:
+def _run_to_end(pipeline: Any, choice: EngineChoice) -> None:
     result = pipeline.run()
+    if choice.only_builds:
+        return
     state = result.wait_until_finish()
     if state is not None and state != "DONE":
         raise RuntimeError(f"the job ended as {state}")

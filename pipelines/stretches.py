@@ -26,18 +26,19 @@ def line_ends(path: str) -> list[int]:
         return list(accumulate(len(line) for line in file))
 
 
-def even_stretches(path: str, items: int, stretches: int) -> list[Stretch]:
+def even_stretches(path: str, items: int, stretches: int, copy: str = "") -> list[Stretch]:
     """Cuts a plan where it lies into consecutive stretches of nearly as many items each.
 
     Args:
       path: the file of work items.
       items: how many lines it must have.
       stretches: at most how many stretches.
+      copy: the same file on this machine, to spare a download.
 
     Raises:
       ValueError: when the file has another number of lines.
     """
-    ends = _checked_ends(path, items)
+    ends = _checked_ends(copy or path, items)
     count = min(stretches, items)
     borders = [items * index // count for index in range(count + 1)]
     offsets = [0, *ends]

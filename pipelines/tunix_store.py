@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -144,13 +145,21 @@ class ObjectTree:
     def kvstore_url(self, folder: str) -> str:
         return f"{self.root.rstrip('/')}/{quote(folder)}/" if folder else f"{self.root.rstrip('/')}/"
 
-    @property
+    @cached_property
     def _store(self) -> Any:
-        return bucket_store(split_bucket_url(self.root)[0])
+        if self._in_bucket:
+            return bucket_store(split_bucket_url(self.root)[0])
+        from obstore.store import from_url
+
+        return from_url(self.root)
 
     @property
     def _prefix(self) -> str:
-        return split_bucket_url(self.root)[1]
+        return split_bucket_url(self.root)[1] if self._in_bucket else ""
+
+    @property
+    def _in_bucket(self) -> bool:
+        return self.root.startswith("gs://")
 
 
 class _OsErrors:

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite",
         action="store_true",
-        help="replace a complete Tensorferry checkpoint once the new one is whole; on gs:// the old one is deleted first",
+        help="replace a complete Tensorferry checkpoint once the new one is whole; on gs:// the old one goes first",
     )
     parser.add_argument(
         "--progress-seconds", type=float, default=5.0, metavar="S",

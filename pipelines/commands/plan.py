@@ -5,6 +5,7 @@ With --config, the source is an Orbax checkpoint and the plan is that of its exp
 
 import argparse
 import json
+import math
 import sys
 
 from pipelines.commands.arguments import add_conversion_arguments, conversion_options
@@ -49,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
             with open(args.json, "w") as file:
                 file.write(text + "\n")
     print(plan_text(plan), end="", file=sys.stderr if args.json == "-" else sys.stdout)
+    if not plan.problems:
+        print(f"on Dataflow    {_recommended(plan)}", file=sys.stderr if args.json == "-" else sys.stdout)
     _print_notes(conversion)
     return 2 if plan.problems else 0
 
@@ -57,6 +60,15 @@ def _show_export(args: argparse.Namespace) -> int:
     """Prints the plan of an export."""
     args.dtype = "" if args.dtype == "source" else args.dtype
     return show_plan(export_options(args), args.json or "")
+
+
+def _recommended(plan) -> str:
+    """What a cluster needs for the plan, as Beam options; convert takes the same when they are not given."""
+    from mappings.resources import recommend
+
+    totals, memory_bytes = plan.totals, plan.options.worker_memory_bytes
+    found = recommend(totals.read_bytes, totals.write_bytes, totals.work_items, totals.largest_item_bytes, memory_bytes)
+    return f"{' '.join(found.beam_args())}  (about {math.ceil(found.seconds / 60)} minutes)"
 
 
 def _print_notes(conversion) -> None:
