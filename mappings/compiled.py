@@ -57,8 +57,10 @@ class CompiledRule:
 
     @property
     def shared_reads(self) -> bool:
-        """Whether target arrays interleave in the source, so that one read must serve them all."""
-        leading = {axis.atoms[0] for axis in self.source if axis.atoms}
+        """Whether one read must serve several target arrays: they interleave in the source, or each has only a piece
+        of every row of its last axis."""
+        outer = self.source[:-1] if len(self.source) > 1 else self.source
+        leading = {axis.atoms[0] for axis in outer if axis.atoms}
         return any(atom not in leading for atom in self.split)
 
     @property

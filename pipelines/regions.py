@@ -138,7 +138,7 @@ def _hull(stored: StoredTensor, box: Box) -> Box | None:
     axis = _run_axis(stored, box)
     itemsize = bits_of(stored.dtype) // 8
     run_bytes = itemsize * math.prod(box_shape(box)[axis:])
-    if axis == 0 or run_bytes >= _SHORT_RUN_BYTES:
+    if math.prod(box_shape(box)[:axis]) == 1 or run_bytes >= _SHORT_RUN_BYTES:
         return None
     whole = tuple((0, n) if i >= axis else span for i, (n, span) in enumerate(zip(stored.shape, box, strict=True)))
     gap = math.prod(box_shape(whole)) / max(1, math.prod(box_shape(box)))
