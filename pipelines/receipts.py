@@ -44,10 +44,6 @@ class Receipts:
         """The item's whole receipt, if it has one."""
         return _read(self._file(item_id))
 
-    def has(self, item_id: str) -> bool:
-        """Whether the item has a receipt, whole or torn."""
-        return self._file(item_id).exists()
-
     def finished(self) -> dict[str, dict[str, Any]]:
         """Every whole receipt by work item id; a torn one counts for nothing, and its item is done again."""
         folder = Path(self.folder)

@@ -14,13 +14,13 @@ from mappings.problems import FerryError, Problem
 from mappings.tunix.plan import SECTIONS
 from pipelines.manifest import versions
 from pipelines.migration.items import CopyItem, Part, load_items
-from pipelines.migration.places import Form, Places
+from pipelines.migration.places import Form, Places, Run
 from pipelines.migration.reader import ReadFault
 from pipelines.migration.record import Counts, StepRecord
 from pipelines.migration.tree import mark_value, nested
 from pipelines.orbax_metadata import write_step_metadata, write_tree_metadata
-from pipelines.run_dir import RunDir, RunState
-from pipelines.run_files import read_json, write_json
+from pipelines.run_dir import RunState
+from pipelines.run_files import write_json
 from pipelines.sink import ChunkError, Sink, store_error
 from pipelines.sinks.listing import MANIFEST_NAME, stored_keys
 from pipelines.tunix_discovery import STEP_METADATA
@@ -58,7 +58,7 @@ class Commit:
     record: StepRecord
     items: Sequence[CopyItem]
     form: Form
-    run: RunDir
+    run: Run
 
     def publish(self) -> Counts:
         """Does everything up to the rename; may be run again after a kill.
@@ -76,7 +76,7 @@ class Commit:
         sink = self.form.sink(self.run, self.record)
         self._check_chunks(sink, receipts, chunks)
         with _orbax:
-            self._write_metadata(sink, chunks, counts)
+            self.run.write_metadata(lambda step: self._write_metadata(step, sink, chunks, counts), sink.store_format)
         self.run.commit()
         return counts
 
@@ -130,18 +130,18 @@ class Commit:
             if lost & {key_of(part) for part in item.parts}:
                 self.run.receipts.discard(item.id)
 
-    def _write_metadata(self, sink: Sink, chunks: Mapping[str, list[Receipt]], counts: Counts) -> None:
-        record, item = self.record, self.run.item_dir
+    def _write_metadata(self, step: Path, sink: Sink, chunks: Mapping[str, list[Receipt]], counts: Counts) -> None:
+        record, item = self.record, step / self.run.item
         leaves = [(array.path, array.spec) for array in record.arrays]
         marks = [(path, mark_value(kind)) for path, kind in record.marks]
         impls = {array.spec.key: array.prng_impl for array in record.arrays if array.prng_impl}
         write_tree_metadata(item, nested([*leaves, *marks]), sink.store_format, impls)
         store = open_tree(self.source)
         for name in record.copied_items:
-            copy_files(store, f"{record.path}/{name}", self.run.building / name)
+            copy_files(store, f"{record.path}/{name}", step / name)
         write_json(item / MANIFEST_NAME, _manifest(self.source, record, self.form, chunks, counts))
         handlers = _handlers(store, record) if record.copied_items else {}
-        write_step_metadata(self.run.building, self.run.item, _custom(self.source, record), None, handlers)
+        write_step_metadata(step, self.run.item, _custom(self.source, record), None, handlers)
 
 
 def _grid_size(spec: Any) -> int:
@@ -264,7 +264,7 @@ class CommitWork:
 
     def __call__(self, item: dict[str, Any]) -> dict[str, Any]:
         number = item["step"]
-        if not self.places.faults.has(str(number)):
+        if not self.places.faults.get(str(number)):
             self.places.results.add(str(number), self._result(number))
         return {"bytes": 1}
 
@@ -272,7 +272,7 @@ class CommitWork:
         record, items = load_items(self.places.records, number)
         run = self.places.run_dir(record, self.form)
         try:
-            if _is_published(run, record) or run.open() is RunState.PUBLISHED:
+            if self._is_published(record) or run.open() is RunState.PUBLISHED:
                 return {"counts": record.counts}
             try:
                 return {"counts": Commit(self.source, record, items, self.form, run).publish()}
@@ -287,8 +287,8 @@ class CommitWork:
         except OSError as error:
             return {"failed": f"{record.path}: {os.strerror(error.errno or 0)}: {error.filename}"}
 
-
-def _is_published(run: RunDir, record: StepRecord) -> bool:
-    """Whether an earlier attempt at this very step got to its end, and only its answer was lost."""
-    manifest = read_json(run.published / run.item / MANIFEST_NAME)
-    return not run.state_dir.exists() and manifest is not None and manifest.get("plan_digest") == record.digest
+    def _is_published(self, record: StepRecord) -> bool:
+        """Whether an earlier attempt at this very step got to its end, and only its answer was lost."""
+        manifest = self.places.manifest(record.path)
+        is_this = manifest is not None and manifest.get("plan_digest") == record.digest
+        return is_this and not self.places.is_pending(record.path)

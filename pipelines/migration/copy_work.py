@@ -110,7 +110,7 @@ class CopyWork:
     def __call__(self, item: dict[str, Any]) -> dict[str, Any]:
         number = item["step"]
         faults = self.places.faults
-        if faults.has(str(number)):
+        if faults.get(str(number)):
             return {"bytes": 0}
         record, items = load_items(self.places.records, number)
         work = items[item["item"]]

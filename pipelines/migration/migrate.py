@@ -5,13 +5,9 @@ decisions that need every step at once: which step of a run is odd, and whether 
 """
 
 import json
-import os
-import shutil
-import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -25,18 +21,17 @@ from pipelines.migration.copy_work import CopyWork
 from pipelines.migration.items import CopyItem, copy_items
 from pipelines.migration.models import declared_model
 from pipelines.migration.options import MigrationOptions, Say, is_inside
-from pipelines.migration.places import Places
 from pipelines.migration.plan_work import PlanStepWork
 from pipelines.migration.record import StepRecord
 from pipelines.migration.report import Report, StepReport, of_found, of_record
+from pipelines.migration.small_files import write_small
+from pipelines.migration.state import State, run_state
 from pipelines.progress import Done
 from pipelines.run_dir import RunState
-from pipelines.run_lock import RunLock
 from pipelines.runner import RunOptions, run_items
 from pipelines.tunix_discovery import Discovery, FoundStep, discover, select
 from pipelines.tunix_store import open_tree
 
-STATE_NAME = ".tensorferry-migrate"
 _PASSES = 2
 _OPENING_AT_ONCE = 8
 
@@ -61,9 +56,9 @@ def migrate(options: MigrationOptions, say: Say) -> Report:
     found = discover(store, options.accept_uncommitted)
     discovery = select(found, options.include, options.exclude, options.steps, options.latest)
     _refuse_touching_source(options, discovery)
-    with _state(options) as places:
-        migration = _Migration(options, discovery, places, say)
-        migration.plan(PlanStepWork(options.source, places, model, options.form))
+    with run_state(options) as state:
+        migration = _Migration(options, discovery, state, say)
+        migration.plan(PlanStepWork(options.source, state.places, model, options.form))
         if not options.dry_run:
             migration.write()
         return migration.report()
@@ -80,55 +75,12 @@ def _refuse_touching_source(options: MigrationOptions, discovery: Discovery) -> 
             raise PlanError([Problem(target, f"a step outside the source {options.source}", "one inside it", fix)])
 
 
-@contextmanager
-def _state(options: MigrationOptions) -> Iterator[Places]:
-    """The migration's own folder, for this process alone, and gone when it ends; a dry run has it elsewhere."""
-    if options.dry_run:
-        with tempfile.TemporaryDirectory(prefix="tensorferry-") as folder:
-            yield _fresh(options, Path(folder))
-        return
-    if not is_local(options.output):
-        problem = Problem(options.output, "a local directory", "a url", "Other stores are not supported yet.")
-        raise PlanError([problem])
-    home = Path(options.output, STATE_NAME)
-    lock = RunLock(home / "lock")
-    try:
-        lock.acquire()
-    except OSError as error:
-        fix = "Give a directory that can be written."
-        problem = Problem(options.output, "a directory for the converted runs", str(error.strerror or error), fix)
-        raise PlanError([problem]) from error
-    try:
-        _remove_earlier(home)
-        yield _fresh(options, home)
-        _remove_earlier(home, log_too=True)
-        (home / "lock").unlink(missing_ok=True)
-        home.rmdir()
-    finally:
-        lock.release()
-
-
-def _fresh(options: MigrationOptions, home: Path) -> Places:
-    # A name of its own: what worker processes keep in memory is known by its path.
-    places = Places(options.output, str(home / f"run-{uuid.uuid4().hex[:12]}"))
-    for folder in (places.records, places.faults.folder, places.results.folder):
-        os.makedirs(folder)
-    return places
-
-
-def _remove_earlier(home: Path, log_too: bool = False) -> None:
-    for entry in home.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry, ignore_errors=True)
-        elif log_too and entry.name != "lock":
-            entry.unlink(missing_ok=True)
-
-
 class _Migration:
     """One run over all steps. A step's number is its place in the discovery."""
 
-    def __init__(self, options: MigrationOptions, discovery: Discovery, places: Places, say: Say) -> None:
-        self.options, self.discovery, self.places, self.say = options, discovery, places, say
+    def __init__(self, options: MigrationOptions, discovery: Discovery, state: State, say: Say) -> None:
+        self.options, self.discovery, self.say = options, discovery, say
+        self.places, self.work = state.places, state.work
         self.reports: dict[int, StepReport] = {
             number: of_found(found) for number, found in enumerate(discovery.steps) if found.status != "old"
         }
@@ -182,17 +134,17 @@ class _Migration:
             todo, before = self._unfinished()
             self._copy(todo, before)
             self._commit()
-            lost = [number for number in self._planned if "lost" in self._result(number)]
+            lost = [number for number, result in self._results().items() if "lost" in result]
             if not lost:
                 break
             for number in lost if attempt + 1 < _PASSES else ():
                 self.places.results.discard(str(number))
+        results = self._results()
         for number in self._planned:
-            self.reports[number] = self.reports[number].ended(self._result(number) or None)
+            self.reports[number] = self.reports[number].ended(results.get(number))
 
     def _prepare(self) -> None:
         """Takes the place of every step; one that something else occupies is refused."""
-        Path(self.options.output).mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(_OPENING_AT_ONCE) as pool:
             for number, trouble in pool.map(self._prepare_step, self._planned):
                 if trouble:
@@ -215,9 +167,9 @@ class _Migration:
 
     def _unfinished(self) -> tuple[list[tuple[int, CopyItem]], Done]:
         todo: list[tuple[int, CopyItem]] = []
-        before = Done()
+        before, ended = Done(), self._results()
         for number in self._planned:
-            if self.places.results.has(str(number)) or self.places.faults.has(str(number)):
+            if number in ended:
                 continue
             record = self._record(number)
             receipts = self.places.run_dir(record, self.options.form).receipts.finished()
@@ -235,7 +187,8 @@ class _Migration:
         peak = max((item.peak_bytes for _, item in todo), default=0)
         if peak > self.options.worker_memory_bytes:
             self.say(f"the largest stored chunk needs {bytes_text(peak)} of a worker's memory: it is copied alone")
-        refuse_full_disk(Path(self.options.output), sum(sizes))
+        if is_local(self.options.output):
+            refuse_full_disk(Path(self.options.output), sum(sizes))
         lines = (
             {"id": f"{self._found(n).path} item {item.number}", "step": n, "item": item.number} for n, item in todo
         )
@@ -246,31 +199,36 @@ class _Migration:
         run_items(path, sizes, work, replace(self._how("copy"), before=before, show_progress=True))
 
     def _commit(self) -> None:
-        done = (self.places.faults.has, self.places.results.has)
-        numbers = [number for number in self._planned if not any(has(str(number)) for has in done)]
+        ended = self._results()
+        numbers = [number for number in self._planned if number not in ended]
         lines = ({"id": self._found(number).path, "step": number} for number in numbers)
         path, count = self._items_file("commit", lines)
         run_items(
             path, [1] * count, CommitWork(self.options.source, self.places, self.options.form), self._how("commit")
         )
 
-    def _result(self, number: int) -> dict:
-        fault = self.places.faults.get(str(number))
-        return {"refused": fault["sentence"]} if fault else self.places.results.get(str(number)) or {}
+    def _results(self) -> dict[int, dict]:
+        """What is known of steps that have come to an end."""
+        results = {int(number): result for number, result in self.places.results.finished().items()}
+        faults = self.places.faults.finished().items()
+        return results | {int(number): {"refused": fault["sentence"]} for number, fault in faults}
 
     def _items_file(self, stage: str, lines: Iterable[dict]) -> tuple[str, int]:
-        path, count = os.path.join(self.places.state, f"{stage}.jsonl"), 0
+        path, count = str(self.work / f"{stage}.jsonl"), 0
         with open(path, "w") as file:
             for line in lines:
                 file.write(json.dumps(line, separators=(",", ":")) + "\n")
                 count += 1
-        return path, count
+        if is_local(self.places.state):
+            return path, count
+        write_small(self.places.state, f"{stage}.jsonl", Path(path).read_bytes())
+        return f"{self.places.state}/{stage}.jsonl", count
 
     def _how(self, stage: str) -> RunOptions:
         return RunOptions(
             beam_args=self.options.beam_args,
-            state_dir=os.path.join(self.places.state, stage),
-            log_path=os.path.join(os.path.dirname(self.places.state), "beam.log"),
+            state_dir=str(self.work / stage),
+            log_path=str(self.work / "beam.log"),
             show_progress=False,
             progress_seconds=self.options.progress_seconds,
         )

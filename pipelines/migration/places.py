@@ -1,15 +1,23 @@
 """Where a migration keeps things: its own state, and a run directory for every step."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mappings.tunix.plan import MigrateOptions
+from pipelines.bucket_receipts import BucketReceipts
+from pipelines.bucket_run import BucketRun
+from pipelines.kvstores import is_local
 from pipelines.migration.record import StepRecord
+from pipelines.migration.small_files import read_small, receipts_at
 from pipelines.receipts import Receipts
 from pipelines.run_dir import RunDir
 from pipelines.sink import Sink, open_sink
+from pipelines.sinks.listing import MANIFEST_NAME
+
+Run = RunDir | BucketRun
 
 
 @dataclass(frozen=True)
@@ -30,10 +38,10 @@ class Form:
     look: bool = True
     choices: MigrateOptions = field(default_factory=MigrateOptions)
 
-    def sink(self, run: RunDir, record: StepRecord) -> Sink:
+    def sink(self, run: Run, record: StepRecord) -> Sink:
         """The sink of a step's item."""
         kept = {array.spec.key: array.codecs for array in record.arrays if array.codecs}
-        return open_sink(str(run.item_dir), self.store_format, self.compression, kept=kept)
+        return open_sink(run.item_root, self.store_format, self.compression, kept=kept)
 
     def options(self) -> Mapping[str, Any]:
         """Everything that decides what is written, as plain data."""
@@ -55,28 +63,43 @@ class Places:
     @property
     def records(self) -> str:
         """Folder of step records."""
-        return str(Path(self.state, "records"))
+        return f"{self.state}/records"
 
     @property
-    def faults(self) -> Receipts:
+    def faults(self) -> Receipts | BucketReceipts:
         """Sentences about steps that could not be read, by number."""
-        return Receipts(str(Path(self.state, "faults")))
+        return receipts_at(f"{self.state}/faults")
 
     @property
-    def results(self) -> Receipts:
+    def results(self) -> Receipts | BucketReceipts:
         """What the commit said, by number."""
-        return Receipts(str(Path(self.state, "results")))
+        return receipts_at(f"{self.state}/results")
 
-    def step_folder(self, path: str) -> Path:
+    def step_url(self, path: str) -> str:
         """Where a step is published."""
-        return Path(self.output, path)
+        return f"{self.output.rstrip('/')}/{path}"
 
-    def is_publishing(self, path: str) -> bool:
-        """Whether a killed run was about to publish a step, or had just done so."""
-        folder = self.step_folder(path)
-        return (folder.parent / f".tensorferry-{folder.name}" / "commit.json").exists()
+    def manifest(self, path: str) -> dict[str, Any] | None:
+        """The manifest of a whole step in a step's place; None where there is none, empty where it is unreadable."""
+        url = self.step_url(path)
+        found = read_small(url, f"items/{MANIFEST_NAME}")
+        if found is None or read_small(url, "commit_success.txt") is None:
+            return None
+        try:
+            manifest = json.loads(found)
+        except ValueError:
+            return {}
+        return manifest if isinstance(manifest, dict) else {}
 
-    def run_dir(self, record: StepRecord, form: Form) -> RunDir:
+    def is_pending(self, path: str) -> bool:
+        """Whether a run has begun a step, and has not yet tidied up behind itself."""
+        parent, _, name = self.step_url(path).rpartition("/")
+        files = (f".tensorferry-{name}/{file}" for file in ("commit.json", "run.json"))
+        return any(read_small(parent, file) is not None for file in files)
+
+    def run_dir(self, record: StepRecord, form: Form) -> Run:
         """The run directory of a step; not opened."""
-        folder = self.step_folder(record.path)
-        return RunDir(folder.parent, record.digest, form.options(), step=folder.name)
+        parent, _, name = self.step_url(record.path).rpartition("/")
+        if is_local(parent):
+            return RunDir(Path(parent), record.digest, form.options(), step=name)
+        return BucketRun(parent, record.digest, form.options(), step=name)

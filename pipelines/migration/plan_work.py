@@ -1,6 +1,5 @@
 """The work on one step of the plan: read its metadata, decide what it becomes, keep the record."""
 
-import json
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +11,6 @@ from mappings.tunix.tree import StepTree
 from pipelines.migration.arrays import plan_array
 from pipelines.migration.places import Form, Places
 from pipelines.migration.record import Check, Dropped, StepRecord
-from pipelines.sinks.listing import MANIFEST_NAME
 from pipelines.tunix_discovery import FoundStep
 from pipelines.tunix_source import read_step
 from pipelines.tunix_store import open_tree
@@ -89,22 +87,17 @@ def _record(found: FoundStep, step: StepTree, plan: StepPlan, form: Form) -> Ste
 
 def skip_or_refuse_published(record: StepRecord, places: Places) -> StepRecord:
     """The record in the light of what is in its place already: the same migration, or something else."""
-    folder = places.step_folder(record.path)
-    manifest = folder / "items" / MANIFEST_NAME
-    if places.is_publishing(record.path):
-        return record  # killed right after the rename: the run directory finishes that
-    if not manifest.is_file() or not (folder / "commit_success.txt").is_file():
+    folder = places.step_url(record.path)
+    earlier = places.manifest(record.path)
+    # A run that was killed right after it published a step is still to tidy up: its run directory sees to that.
+    if earlier is None or places.is_pending(record.path):
         return record
-    try:
-        earlier = json.loads(manifest.read_bytes())
-    except ValueError:
-        earlier = {}
     if earlier.get("source_fingerprint") == record.fingerprint:
         other = "" if earlier.get("plan_digest") == record.digest else " with other options"
         return replace(record, status="skipped", reason=f"already migrated from this source{other}: {folder}")
     fix = "Move it away, or choose another output."
     found = f"one of {earlier.get('source') or 'another source'} as it was then"
-    return record.refused([Problem(str(folder), "no step, or one migrated from this source", found, fix)])
+    return record.refused([Problem(folder, "no step, or one migrated from this source", found, fix)])
 
 
 @dataclass(frozen=True)

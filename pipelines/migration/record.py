@@ -4,12 +4,12 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path as FilePath
 from typing import Any, Literal
 
 from mappings.problems import Problem
 from mappings.tunix.tree import Key, LeafKind, Path
 from pipelines.migration.arrays import ArrayPlan
+from pipelines.migration.small_files import read_small, write_small
 from pipelines.tunix_discovery import FoundStep
 
 Status = Literal["planned", "skipped", "refused"]
@@ -106,12 +106,12 @@ class StepRecord:
         data = asdict(replace(self, arrays=(), marks=()))
         data["arrays"] = [array.to_json() for array in self.arrays]
         data["marks"] = [[[[key.name, key.kind] for key in path], kind] for path, kind in self.marks]
-        record_file(folder, number).write_text(json.dumps(data))
+        write_small(folder, _record_name(number), json.dumps(data).encode())
 
     @classmethod
     def load(cls, folder: str, number: int) -> "StepRecord":
         """Reads a record that ``save`` wrote."""
-        data = json.loads(record_file(folder, number).read_bytes())
+        data = json.loads(read_small(folder, _record_name(number)) or b"")
         return cls(
             **{
                 **data,
@@ -129,6 +129,5 @@ class StepRecord:
         )
 
 
-def record_file(folder: str, number: int) -> FilePath:
-    """The file of the record with a number."""
-    return FilePath(folder, f"{number:06d}.json")
+def _record_name(number: int) -> str:
+    return f"{number:06d}.json"
