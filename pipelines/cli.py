@@ -59,6 +59,18 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def convert_options() -> dict[str, bool]:
+    """Every option of ``convert``, and whether it is a switch without a value."""
+    return {action.option_strings[-1]: action.nargs == 0 for action in convert_actions()}
+
+
+def convert_actions() -> list[argparse.Action]:
+    """The options of ``convert`` as argparse knows them, in the order of its help."""
+    parser = argparse.ArgumentParser(add_help=False)
+    importlib.import_module("pipelines.commands.convert").add_arguments(parser)
+    return list(parser._actions)
+
+
 def _version() -> str:
     from importlib.metadata import version
 
