@@ -30,14 +30,17 @@ class ItemMaker:
     def items(self) -> Iterator[WorkItem]:
         """Every work item; those below a megabyte are grouped until they are worth a worker's while."""
         waiting: list[WorkItem] = []
+        waiting_bytes = 0
         for item in self._single_items():
-            if item.write_bytes >= SMALL_ARRAY_BYTES:
+            item_bytes = item.write_bytes
+            if item_bytes >= SMALL_ARRAY_BYTES:
                 yield self._numbered([item])
                 continue
             waiting.append(item)
-            if len(waiting) >= MAX_GROUPED_PARTS or sum(i.write_bytes for i in waiting) >= self._group_bytes:
+            waiting_bytes += item_bytes
+            if len(waiting) >= MAX_GROUPED_PARTS or waiting_bytes >= self._group_bytes:
                 yield self._numbered(waiting)
-                waiting = []
+                waiting, waiting_bytes = [], 0
         if waiting:
             yield self._numbered(waiting)
 
