@@ -123,7 +123,7 @@ def _array(
     sources = [tensor for use in users for tensor in _some(use, tensors)]
     target_dtype = _dtype(users, sources, dtype)
     itemsize = numpy_dtype(target_dtype).itemsize
-    stacked, cuts = _common_cuts(users)
+    stacked, cuts = _common_cuts(users, sources)
     chunk = choose_chunk(shape, itemsize, stacked, cuts, chunk_bytes)
     inner = choose_inner(chunk, itemsize, [cut.axis for cut in stacked])
     spec = ArraySpec(path, target_dtype, shape, chunk, inner)
@@ -136,19 +136,30 @@ def _array(
     )  # fmt: skip
 
 
-def _common_cuts(users: Sequence[Use]) -> tuple[list[Cut], list[Cut]]:
+def _common_cuts(users: Sequence[Use], sources: Sequence[LogicalTensor]) -> tuple[list[Cut], list[Cut]]:
     """Stacked axes and cuts that hold for every rule of an array, with units that suit them all."""
     first = users[0].compiled
+    order, grain = _storage(sources)
     stacked_axes = set(first.stacked_axes()).intersection(*(u.compiled.stacked_axes() for u in users))
-    stacked = [Cut(axis, _unit(users, axis)) for axis in sorted(stacked_axes)]
+    stacked = [Cut(axis, _unit(users, axis, grain)) for axis in sorted(stacked_axes)]
     cut_axes = set.intersection(*({cut.axis for cut in u.compiled.cuts()} for u in users))
-    cuts = [Cut(cut.axis, _unit(users, cut.axis)) for cut in first.cuts() if cut.axis in cut_axes - stacked_axes]
+    axes = [cut.axis for cut in first.cuts(order) if cut.axis in cut_axes - stacked_axes]
+    cuts = [Cut(axis, _unit(users, axis, grain)) for axis in axes]
     length = shape_of(first.target)
     return stacked, [cut for cut in cuts if cut.unit < length[cut.axis]]
 
 
-def _unit(users: Sequence[Use], axis: int) -> int:
-    return math.lcm(*(use.compiled.unit(axis) for use in users))
+def _storage(sources: Sequence[LogicalTensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How quantised sources lie in their files: order of axes, and the multiples at which reads should start."""
+    for tensor in sources:
+        scheme = scheme_of(tensor)
+        if scheme is not None:
+            return scheme.stored_order(tensor), scheme.granularity(tensor)
+    return (), ()
+
+
+def _unit(users: Sequence[Use], axis: int, grain: Sequence[int]) -> int:
+    return math.lcm(*(use.compiled.unit(axis, grain) for use in users))
 
 
 def _dtype(users: Sequence[Use], sources: Sequence[LogicalTensor], wanted: str) -> str:

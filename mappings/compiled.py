@@ -1,11 +1,11 @@
 """A rule with its numbers filled in: geometry on both sides, and which dims stack, split or enumerate."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mappings.chunking import Cut
 from mappings.dims import Dims
-from mappings.geometry import AxisGeometry, Geometry, Range, describe, shape_of, side_geometry
+from mappings.geometry import AxisGeometry, Geometry, Range, describe, grain_steps, shape_of, side_geometry
 from mappings.rule import PlainRule
 from transforms.ops import Op, Pad
 
@@ -93,16 +93,19 @@ class CompiledRule:
         """Target axes that enumerate source tensors."""
         return [i for i, axis in enumerate(self.target) if axis.atoms and axis.atoms[0] in self.stack]
 
-    def cuts(self) -> list[Cut]:
+    def cuts(self, order: Sequence[int] = ()) -> list[Cut]:
         """Target axes along which one source tensor may be cut, the source's outermost first.
 
         An axis may be cut where its leading dim leads a source axis too: then a cut of the target is a stretch of
         that source axis.
+
+        Args:
+          order: the source's axes as they are stored, slowest first, where that is not their own order.
         """
         leads = {axis.atoms[0]: i for i, axis in enumerate(self.source) if axis.atoms}
         leads |= self._after_split()
         found = [
-            (leads[axis.atoms[0]], Cut(i, self.unit(i)))
+            (order.index(leads[axis.atoms[0]]) if order else leads[axis.atoms[0]], Cut(i, self.unit(i)))
             for i, axis in enumerate(self.target)
             if axis.atoms and axis.atoms[0] in leads and self.unit(i) < axis.length
         ]
@@ -118,12 +121,20 @@ class CompiledRule:
             if len(axis.atoms) > 1 and axis.atoms[0] in self.split
         }
 
-    def unit(self, axis: int) -> int:
-        """The smallest length by which a target axis may be cut; the whole axis where a cut would not be even."""
+    def unit(self, axis: int, grain: Sequence[int] = ()) -> int:
+        """The smallest length by which a target axis may be cut; the whole axis where a cut would not be even.
+
+        Args:
+          grain: per source axis, the multiple at which reads of it should start; ones where it is left out.
+        """
         geometry = self.target[axis]
         first = geometry.factors[0]
-        unit = geometry.row * first.inner
+        unit = geometry.row * first.inner * (self._steps(first.atoms[0], grain) if first.atoms and grain else 1)
         return geometry.length if (first.offset * geometry.row) % unit else unit
+
+    def _steps(self, atom: str, grain: Sequence[int]) -> int:
+        """Steps of a dim that make a whole number of grains of its source axis."""
+        return next((steps[atom] for steps in grain_steps(self.source, grain) if atom in steps), 1)
 
     def ranges(self, box: tuple[Range, ...]) -> dict[str, Range] | None:
         """The range of every target dim inside a box of the target array; None when the rule has no element there."""

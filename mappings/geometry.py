@@ -6,7 +6,7 @@ extent is the whole concatenation and its dims occupy a stretch of it.
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mappings.dims import Dims
@@ -160,3 +160,23 @@ def describe(side: Side, geometry: Geometry) -> str:
     """``[embed=4096, mlp=14336]``: axis names and lengths, for messages."""
     names = ["·".join(str(term) for term in axis) for axis in side]
     return "[" + ", ".join(f"{n}={a.length}" for n, a in zip(names, geometry, strict=True)) + "]"
+
+
+def grain_steps(geometry: Geometry, grain: Sequence[int]) -> list[dict[str, int]]:
+    """Per axis, dim to the steps of it after which a whole number of grains of the axis has passed.
+
+    >>> axis = AxisGeometry((Factor(6, 0, ("heads",), (6,)), Factor(16, 0, ("lane",), (16,))))
+    >>> grain_steps((axis,), (32,))
+    [{'lane': 32, 'heads': 2}]
+    """
+    found = []
+    for axis, unit in zip(geometry, grain, strict=True):
+        steps, inner = {}, 1
+        for factor in reversed(axis.factors):
+            within = inner
+            for atom, size in reversed(list(zip(factor.atoms, factor.sizes, strict=True))):
+                steps[atom] = unit // math.gcd(unit, within)
+                within *= size
+            inner *= factor.extent
+        found.append(steps)
+    return found

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from mappings.geometry import Box, Geometry, Range, box_of, stretches
+from mappings.geometry import Box, Geometry, Range, box_of, grain_steps, stretches
+from mappings.schemes import scheme_of
 from mappings.tensors import LogicalTensor
 from mappings.work import BLOCK_BYTES, Emit, Move, Part, Read, WorkItem
 from transforms.dtypes import numpy_dtype
@@ -42,7 +44,7 @@ def _place_read(item: WorkItem, read: Read, ops: Sequence[Op], load: Load, buffe
     ranges = {atom: (0, size) for atom, size in move.sizes.items()} | dict(read.ranges)
     itemsize = numpy_dtype(read.tensor.dtype).itemsize
     wanted = _decoded_dtype(item, read, ops)
-    for block in blocks(move.source, ranges, max(1, BLOCK_BYTES // itemsize)):
+    for block in blocks(move.source, ranges, max(1, BLOCK_BYTES // itemsize), storage_of(read.tensor)):
         raw = load(read.tensor, box_of(move.source, block), wanted)
         for emit in read.emits:
             if any(not block[atom][0] <= at < block[atom][1] for atom, at in emit.at.items()):
@@ -59,31 +61,92 @@ def _decoded_dtype(item: WorkItem, read: Read, ops: Sequence[Op]) -> str:
     return "bfloat16" if dtypes == {"bfloat16"} and not ops else "float32"
 
 
-def blocks(source: Geometry, ranges: Ranges, limit: int) -> Iterator[dict[str, Range]]:
+@dataclass(frozen=True)
+class Storage:
+    """How the axes of a quantised tensor lie in its files.
+
+    Attributes:
+      order: axes as they are stored, slowest first.
+      grain: per axis, the multiple at which a read should start and end.
+      shared: per axis, the length that shares a scale.
+    """
+
+    order: tuple[int, ...]
+    grain: tuple[int, ...]
+    shared: tuple[int, ...]
+
+
+def storage_of(tensor: LogicalTensor) -> Storage:
+    """The storage of a tensor; a plain one is stored as it is seen."""
+    scheme, rank = scheme_of(tensor), len(tensor.shape)
+    if scheme is None:
+        return Storage(tuple(range(rank)), (1,) * rank, (1,) * rank)
+    return Storage(scheme.stored_order(tensor), scheme.granularity(tensor), scheme.shared_runs(tensor))
+
+
+def blocks(source: Geometry, ranges: Ranges, limit: int, storage: Storage | None = None) -> Iterator[dict[str, Range]]:
     """Cuts ranges of a source into pieces of at most ``limit`` elements, each one contiguous on every axis.
+
+    Args:
+      source: the axes.
+      ranges: range of every dim.
+      limit: elements of a piece; more only where the grains of all axes together are more.
+      storage: which axis is cut first, and where.
 
     >>> from mappings.geometry import AxisGeometry, Factor
     >>> axis = lambda atom, size: AxisGeometry((Factor(size, 0, (atom,), (size,)),))
     >>> [b["a"] for b in blocks((axis("a", 5), axis("b", 3)), {"a": (0, 5), "b": (0, 3)}, 6)]
     [(0, 2), (2, 4), (4, 5)]
+    >>> words = Storage((0, 1), (2, 1), (2, 1))
+    >>> [b["a"] for b in blocks((axis("a", 7), axis("b", 3)), {"a": (1, 7), "b": (0, 3)}, 8, words)]
+    [(1, 2), (2, 4), (4, 6), (6, 7)]
     """
-    atoms = [atom for axis in source for atom in axis.atoms]
+    ones = (1,) * len(source)
+    how = storage or Storage(tuple(range(len(source))), ones, ones)
+    units, runs = grain_steps(source, how.grain), grain_steps(source, how.shared)
+    axes = [(source[axis].atoms, units[axis], runs[axis]) for axis in how.order]
     for stretch in stretches(source, ranges):
-        yield from _cut(stretch, atoms, limit)
+        yield from _cut(stretch, axes, limit)
 
 
-def _cut(ranges: dict[str, Range], atoms: Sequence[str], limit: int) -> Iterator[dict[str, Range]]:
-    lengths = [ranges[atom][1] - ranges[atom][0] for atom in atoms]
-    if math.prod(lengths) <= limit:
+Axes = Sequence[tuple[tuple[str, ...], Mapping[str, int], Mapping[str, int]]]
+
+
+def _cut(ranges: dict[str, Range], axes: Axes, limit: int) -> Iterator[dict[str, Range]]:
+    """Pieces along the first dim that can be cut; each piece is cut further where it is still too big."""
+    count = math.prod(ranges[atom][1] - ranges[atom][0] for atoms, _, _ in axes for atom in atoms)
+    found = _cuttable(ranges, axes) if count > limit else None
+    if found is None:
         yield ranges
         return
-    first = next(i for i, length in enumerate(lengths) if length > 1)
-    rest = math.prod(lengths[first + 1 :])
-    step = max(1, limit // rest)
-    start, stop = ranges[atoms[first]]
-    for low in range(start, stop, step):
-        piece = ranges | {atoms[first]: (low, min(low + step, stop))}
-        yield from _cut(piece, atoms[first + 1 :], limit)
+    atom, unit, run = found
+    low, stop = ranges[atom]
+    step = _step(limit // (count // (stop - low)), unit, run)
+    while low < stop:
+        high = min(low // step * step + step, stop)
+        yield from _cut(ranges | {atom: (low, high)}, axes, limit)
+        low = high
+
+
+def _cuttable(ranges: Ranges, axes: Axes) -> tuple[str, int, int] | None:
+    """The first dim longer than its unit, with unit and run; on each axis the outermost, or pieces had holes."""
+    for atoms, units, runs in axes:
+        long = next((atom for atom in atoms if ranges[atom][1] - ranges[atom][0] > 1), None)
+        if long is not None and ranges[long][1] - ranges[long][0] > units[long]:
+            return long, units[long], runs[long]
+    return None
+
+
+def _step(wanted: int, unit: int, run: int) -> int:
+    """At most ``wanted``, but at least ``unit``: whole runs, or an even part of one in whole units.
+
+    >>> _step(300, 8, 128), _step(100, 8, 128), _step(5, 8, 128)
+    (256, 64, 8)
+    """
+    run = math.lcm(unit, run)
+    if wanted >= run:
+        return wanted // run * run
+    return next((step for step in range(wanted // unit * unit, 0, -unit) if run % step == 0), unit)
 
 
 def _select(source: Geometry, block: Ranges, raw: np.ndarray, emit: Emit) -> np.ndarray:

@@ -10,9 +10,10 @@ import numpy as np
 
 from mappings.geometry import Box
 from mappings.schemes import scheme_of
-from mappings.tensors import LogicalTensor
+from mappings.tensors import LogicalTensor, StoredTensor
 from mappings.work import Part, WorkItem
 from pipelines.assemble import Load, assemble
+from pipelines.bucket_receipts import BucketReceipts
 from pipelines.byte_source import ByteSource, open_source
 from pipelines.decode_region import decode_region
 from pipelines.memory import shared_budget
@@ -32,17 +33,35 @@ def load_region(source: ByteSource, scratch: Scratch) -> Load:
 
     The result is valid until the next call; a quantised tensor comes rounded once to the dtype that is wanted.
     """
+    read = reading(source, scratch)
 
     def load(tensor: LogicalTensor, box: Box, wanted: str) -> np.ndarray:
         scheme = scheme_of(tensor)
         if scheme is None:
             return read_box(source, tensor.stored["values"], box, scratch)
         boxes = scheme.stored_box(tensor, box)
-        arrays = {role: read_box(source, tensor.stored[role], b, scratch, role) for role, b in boxes.items()}
-        out = scratch.array("decoded", box_shape(box), wanted)
+        arrays = {role: read(role, tensor.stored[role], stored_box) for role, stored_box in boxes.items()}
+        order, shape = scheme.memory_order(tensor), box_shape(box)
+        out = scratch.array("decoded", tuple(shape[axis] for axis in order), wanted).transpose(np.argsort(order))
         return decode_region(tensor, box, arrays, wanted, out)
 
     return load
+
+
+def reading(source: ByteSource, scratch: Scratch) -> Callable[[str, StoredTensor, Box], np.ndarray]:
+    """How the parts of a quantised tensor are read, by role: what it has beside its codes is kept until another
+    region of that role is asked for, as the blocks of a tensor share their scales."""
+    held: dict[str, tuple[StoredTensor, Box, np.ndarray]] = {}
+
+    def read(role: str, stored: StoredTensor, box: Box) -> np.ndarray:
+        if role in held and held[role][:2] == (stored, box):
+            return held[role][2]
+        array = read_box(source, stored, box, scratch, role)
+        if role != "values":
+            held[role] = (stored, box, array)
+        return array
+
+    return read
 
 
 def ferry(item: WorkItem, source: ByteSource, sink: Sink, scratch: Scratch) -> dict[str, Any]:
@@ -112,7 +131,7 @@ class FerryWork:
 
     source: str
     sink: Sink
-    receipts: Receipts
+    receipts: Receipts | BucketReceipts
     worker_memory_bytes: int
     run_token: str
 

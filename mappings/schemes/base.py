@@ -54,11 +54,15 @@ class Scheme:
         raise NotImplementedError
 
     def granularity(self, logical: LogicalTensor) -> tuple[int, ...]:
-        """Multiples, per logical axis, at which a box should start so that no byte is read twice.
+        """Multiples, per logical axis, at which a box should start so that hardly a byte is read twice.
 
         Any box is decoded correctly; one that starts elsewhere reads the word or group it starts in.
         """
         return (1,) * len(logical.shape)
+
+    def shared_runs(self, logical: LogicalTensor) -> tuple[int, ...]:
+        """Lengths, per logical axis, that share what is read beside the codes: cuts between them read nothing twice."""
+        return tuple(block or 1 for block in self.scale_axes(logical) or (1,) * len(logical.shape))
 
     def memory_order(self, logical: LogicalTensor) -> tuple[int, ...]:
         """Logical axes in the order in which they are stored, slowest first.
@@ -67,6 +71,10 @@ class Scheme:
         ``[experts, outputs, inputs]`` buffer seen through its transpose.
         """
         return tuple(range(len(logical.shape)))
+
+    def stored_order(self, logical: LogicalTensor) -> tuple[int, ...]:
+        """Logical axes in the order of their bytes in the file, slowest first: a box cut along the first is one run."""
+        return self.memory_order(logical)
 
     def scale_axes(self, logical: LogicalTensor) -> tuple[int | None, ...] | None:
         """Block length of the scale per logical axis (None: one for the whole axis), or None without a grid."""

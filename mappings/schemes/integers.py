@@ -51,7 +51,11 @@ class _Words(Scheme):
     """What the three layouts share."""
 
     def granularity(self, logical: LogicalTensor) -> tuple[int, ...]:
-        return 1, word_run(logical.params["bits"])[0]
+        run = word_run(logical.params["bits"])[0]
+        return run if "zero" in logical.stored else 1, run
+
+    def shared_runs(self, logical: LogicalTensor) -> tuple[int, ...]:
+        return 1, logical.params["group"] or 1
 
     def scale_rules(self, logical: LogicalTensor) -> dict[str, tuple[str, str]]:
         return {"scale": ("float", "positive")}
@@ -103,6 +107,9 @@ class Gptq(_Words):
 
     name: str = "gptq"
     kernel: str = "gptq"
+
+    def stored_order(self, logical: LogicalTensor) -> tuple[int, ...]:
+        return 1, 0
 
     def stored_box(self, logical: LogicalTensor, box: Box) -> dict[str, Box]:
         (rows, columns), stored, bits = box, logical.stored, logical.params["bits"]

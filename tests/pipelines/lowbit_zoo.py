@@ -254,10 +254,10 @@ def fused_mxfp4():
     return Repo(arrays, config, "e.w13_weight", "mxfp4", expected)
 
 
-def gpt_oss():
+def gpt_oss(experts=2, outputs=5, groups=3):
     """[experts, outputs, groups, 16] in the file; [experts, inputs, outputs] to a mapping."""
-    blocks = rng().integers(0, 256, (2, 5, 3, 16)).astype(np.uint8)
-    stored = rng(3).integers(118, 128, (2, 5, 3)).astype(np.uint8)
+    blocks = rng().integers(0, 256, (experts, outputs, groups, 16)).astype(np.uint8)
+    stored = rng(3).integers(118, 128, (experts, outputs, groups)).astype(np.uint8)
 
     def value(e, i, o):
         byte = blocks[e, o, i // 32, i % 32 // 2]
@@ -269,7 +269,7 @@ def gpt_oss():
         "experts.gate_up_proj_scales": ("uint8", stored),
     }
     config = {"quantization_config": {"quant_method": "gpt_oss_mxfp4"}}
-    return Repo(arrays, config, "experts.gate_up_proj", "mxfp4-blocks", each((2, 96, 5), value))
+    return Repo(arrays, config, "experts.gate_up_proj", "mxfp4-blocks", each((experts, 32 * groups, outputs), value))
 
 
 def nvfp4(convention="modelopt", factor=0.25, experts=0):
@@ -348,12 +348,13 @@ def pack_quantized(bits=4, rows=5, columns=48, group=16, zero=False, act_order=F
     return Repo(arrays, compressed(weights, "pack-quantized"), "a.weight", "int-packed", expected)
 
 
-def gptq(bits=4, version="gptq", zeros="symmetric", act_order=False, stored_version=None):
-    rows, columns, group = 32, 96, 32
+def gptq(bits=4, version="gptq", zeros="symmetric", act_order=False, stored_version=None, rows=32, columns=96):
+    group = 32
+    groups = columns // group
     q = rng(bits).integers(0, 1 << bits, (rows, columns))
-    scale = scales((3, rows)).astype(np.float16)
+    scale = scales((groups, rows)).astype(np.float16)
     middle = 1 << (bits - 1)
-    true_zeros = np.full((3, rows), middle) if zeros == "symmetric" else rng(6).integers(1, 1 << bits, (3, rows))
+    true_zeros = np.full((groups, rows), middle) if zeros == "symmetric" else rng(6).integers(1, 1 << bits, (groups, rows))
     plus = 0 if (stored_version or version) == "gptq_v2" else 1
     index = rng(5).permutation(np.arange(columns) // group) if act_order else np.arange(columns) // group
     expected = each(
@@ -379,11 +380,11 @@ def gptq(bits=4, version="gptq", zeros="symmetric", act_order=False, stored_vers
     return Repo(arrays, config, "a.weight", "gptq", expected)
 
 
-def awq():
-    outputs, inputs, group = 24, 10, 4
+def awq(outputs=24, inputs=10, group=4):
+    groups = -(-inputs // group)
     q = rng().integers(0, 16, (inputs, outputs))
-    zeros = rng(3).integers(0, 16, (3, outputs))
-    scale = scales((3, outputs)).astype(np.float16)
+    zeros = rng(3).integers(0, 16, (groups, outputs))
+    scale = scales((groups, outputs)).astype(np.float16)
 
     def pack(values):
         words = np.zeros((values.shape[0], outputs // 8), np.uint32)
