@@ -6,8 +6,8 @@ import numpy as np
 
 from mappings.problems import FerryError, Problem
 from mappings.schemes import Box, scheme_of
-from mappings.tensors import LogicalTensor
-from transforms.decode import check_scale, run_kernel
+from mappings.tensors import LogicalTensor, StoredTensor
+from transforms.decode import ScaleFault, check_scale, run_kernel
 
 
 def decode_region(
@@ -53,13 +53,16 @@ def check_scales(logical: LogicalTensor, arrays: Mapping[str, np.ndarray]) -> No
     for role, (encoding, rule) in rules.items():
         fault = check_scale(arrays[role], encoding, rule)
         if fault is not None:
-            stored = logical.stored[role]
-            problem = Problem(
-                name=stored.name,
-                expected=f"finite scales {'above zero' if rule == 'positive' else 'of zero or more'}",
-                found=str(fault),
-                fix=f"{logical.name} cannot be decoded; the checkpoint is damaged.",
-                file=stored.file,
-                rule=scheme.name if scheme else "",
-            )
-            raise FerryError(str(problem))
+            raise FerryError(str(scale_problem(logical.stored[role], fault, rule)))
+
+
+def scale_problem(stored: StoredTensor, fault: ScaleFault, rule: str) -> Problem:
+    """A scale whose values cannot be right, with their counts."""
+    return Problem(
+        name=stored.name,
+        expected=f"finite scales {'above zero' if rule == 'positive' else 'of zero or more'}",
+        found=str(fault),
+        fix="Its weight cannot be decoded; the checkpoint is damaged.",
+        file=stored.file,
+        rule="a scale is a positive number",
+    )

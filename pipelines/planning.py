@@ -8,9 +8,9 @@ from mappings.config import Config
 from mappings.family import FamilyOptions, make_family
 from mappings.plan import Plan, PlanOptions, make_plan
 from mappings.problems import PlanError, Problem
-from mappings.quantisation import resolve
 from pipelines.byte_source import ByteSource, SourceError, open_source
 from pipelines.checkpoint import Checkpoint, open_checkpoint
+from pipelines.low_bit import bad_scales, understand
 
 LM_HEAD = "lm_head.weight"
 LM_HEADS = ("auto", "tied", "stored")
@@ -62,14 +62,17 @@ def plan_conversion(options: ConversionOptions) -> Conversion:
     """Plans a conversion from headers only.
 
     Raises:
-      PlanError: the source cannot be read as a checkpoint, or its family is not known. Anything that goes wrong
-        after that is among the plan's problems.
+      PlanError: the source cannot be read as a checkpoint, its low-bit tensors do not add up, or its family is not
+        known. Anything that goes wrong after that is among the plan's problems.
       FerryError: the source's URL cannot be read.
     """
     source = open_source(options.source)
     revision = _revision(source)
     checkpoint = open_checkpoint(source)
-    found = resolve(checkpoint.tensors, checkpoint.config, checkpoint.quant_config_files)
+    found = understand(checkpoint)
+    problems = found.problems or bad_scales(checkpoint, found)
+    if problems:
+        raise PlanError(problems)
     config = _with_head(Config(checkpoint.config), checkpoint, options.lm_head)
     _refuse_smaller_vocab(config, options.mapping.vocab_size)
     family = make_family(config, found.logical.keys(), options.mapping, options.family)
@@ -77,7 +80,7 @@ def plan_conversion(options: ConversionOptions) -> Conversion:
     plan = make_plan(family, found.logical, options.target, digest)
     ignored = {**plan.account.ignored, **dict(found.ignored)}
     account = replace(plan.account, ignored=ignored)
-    plan = replace(plan, account=account, problems=(*found.problems, *plan.problems))
+    plan = replace(plan, account=account)
     compare = plan.account.ties if options.lm_head == "auto" else ()
     return Conversion(checkpoint, plan, compare, revision)
 
