@@ -50,7 +50,7 @@ class PartWriter(ABC):
 
     @abstractmethod
     def write_stored(self, spec: ArraySpec, index: tuple[int, ...], stored: bytes) -> None:
-        """Writes one whole chunk that is encoded already, as the sink's ``kept`` codecs say.
+        """Begins to write one whole chunk that is encoded already, as the sink's ``kept`` codecs say; ``close`` waits.
 
         Raises:
           FerryError: there are no bytes, the array's chunks are not kept as they are, or the store cannot be written.

@@ -75,8 +75,7 @@ class Commit:
         counts = self._counts(chunks)
         sink = self.form.sink(self.run, self.record)
         self._check_chunks(sink, receipts, chunks)
-        with _orbax:
-            self.run.write_metadata(lambda step: self._write_metadata(step, sink, chunks, counts), sink.store_format)
+        self.run.write_metadata(lambda step: self._write_metadata(step, sink, chunks, counts), sink.store_format)
         self.run.commit()
         return counts
 
@@ -135,13 +134,15 @@ class Commit:
         leaves = [(array.path, array.spec) for array in record.arrays]
         marks = [(path, mark_value(kind)) for path, kind in record.marks]
         impls = {array.spec.key: array.prng_impl for array in record.arrays if array.prng_impl}
-        write_tree_metadata(item, nested([*leaves, *marks]), sink.store_format, impls)
+        with _orbax:
+            write_tree_metadata(item, nested([*leaves, *marks]), sink.store_format, impls)
         store = open_tree(self.source)
         for name in record.copied_items:
             copy_files(store, f"{record.path}/{name}", step / name)
         write_json(item / MANIFEST_NAME, _manifest(self.source, record, self.form, chunks, counts))
         handlers = _handlers(store, record) if record.copied_items else {}
-        write_step_metadata(step, self.run.item, _custom(self.source, record), None, handlers)
+        with _orbax:
+            write_step_metadata(step, self.run.item, _custom(self.source, record), None, handlers)
 
 
 def _grid_size(spec: Any) -> int:

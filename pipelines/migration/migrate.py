@@ -29,6 +29,7 @@ from pipelines.migration.state import State, run_state
 from pipelines.progress import Done
 from pipelines.run_dir import RunState
 from pipelines.runner import RunOptions, run_items
+from pipelines.tunix_ahead import listed_ahead
 from pipelines.tunix_discovery import Discovery, FoundStep, discover, select
 from pipelines.tunix_store import open_tree
 
@@ -52,8 +53,8 @@ def migrate(options: MigrationOptions, say: Say) -> Report:
     """
     options.require()
     model = declared_model(options)
-    store = open_tree(options.source)
-    found = discover(store, options.accept_uncommitted)
+    with listed_ahead(open_tree(options.source)) as store:
+        found = discover(store, options.accept_uncommitted)
     discovery = select(found, options.include, options.exclude, options.steps, options.latest)
     _refuse_touching_source(options, discovery)
     with run_state(options) as state:

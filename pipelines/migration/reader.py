@@ -41,15 +41,29 @@ class StepReader:
     step_path: str
     run_token: str = ""
 
-    def stored(self, array: StoredArray, index: tuple[int, ...]) -> bytes | None:
+    def start(self, array: StoredArray, index: tuple[int, ...]) -> Any:
+        """Begins to read a stored chunk, so that several may be under way.
+
+        Raises:
+          ReadFault: the store cannot be opened.
+        """
+        key = stored_chunk_key(array.name, array.use_zarr3, index)
+        store = self._tell(array, lambda: _open_store(self.run_token, self._url(array), array.use_ocdbt))
+        return store.read(key)
+
+    def stored(self, array: StoredArray, index: tuple[int, ...], started: Any = None) -> bytes | None:
         """The bytes of a stored chunk; None where the store has none and the values are the fill value's.
+
+        Args:
+          array: a stored array.
+          index: the chunk's index in its grid.
+          started: what ``start`` returned for it.
 
         Raises:
           ReadFault: the store cannot be read, or holds no bytes under the chunk's name.
         """
-        key = stored_chunk_key(array.name, array.use_zarr3, index)
-        store = self._tell(array, lambda: _open_store(self.run_token, self._url(array), array.use_ocdbt))
-        read = self._tell(array, lambda: store.read(key).result())
+        reading = started or self.start(array, index)
+        read = self._tell(array, lambda: reading.result())
         if read.state == "missing":
             return None
         # An index entry whose data file is gone reads as a value without bytes, and without an error.

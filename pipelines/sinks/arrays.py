@@ -50,19 +50,31 @@ def write_chunk(store: Any, spec: ArraySpec, index: tuple[int, ...], array: "np.
         raise store_error(f"{spec.key} chunk {list(index)}", "the chunk written", error) from error
 
 
-def write_stored_chunk(
+def start_stored_chunk(
     store: dict[str, Any], key: str, stored: bytes, context: "ts.Context", transaction: "ts.Transaction | None"
-) -> None:
-    """Writes the bytes of one chunk as they are.
+) -> "ts.Future":
+    """Begins to write the bytes of one chunk as they are.
 
     Raises:
-      FerryError: the store cannot be written.
+      FerryError: the store cannot be opened.
     """
     import tensorstore as ts
 
     try:
         opened = ts.KvStore.open(store, context=context).result()
-        (opened.with_transaction(transaction) if transaction else opened).write(key, stored).result()
+    except Exception as error:
+        raise store_error(key, "the chunk written", error) from error
+    return (opened.with_transaction(transaction) if transaction else opened).write(key, stored)
+
+
+def finish_stored_chunk(key: str, writing: "ts.Future") -> None:
+    """Waits for what `start_stored_chunk` began.
+
+    Raises:
+      FerryError: the store cannot be written.
+    """
+    try:
+        writing.result()
     except Exception as error:
         raise store_error(key, "the chunk written", error) from error
 

@@ -10,7 +10,14 @@ from mappings.array_spec import ArraySpec
 from mappings.problems import FerryError, Problem
 from pipelines.kvstores import below, is_local, kvstore, new_context, worker_context
 from pipelines.sink import PartWriter, Sink, refuse_not_kept, store_error, valid_attempt_id
-from pipelines.sinks.arrays import array_spec, open_for_writing, write_chunk, write_metadata, write_stored_chunk
+from pipelines.sinks.arrays import (
+    array_spec,
+    finish_stored_chunk,
+    open_for_writing,
+    start_stored_chunk,
+    write_chunk,
+    write_metadata,
+)
 from pipelines.sinks.listing import clear_stale_locks, compare
 from pipelines.sinks.metadata import zarr3_metadata
 
@@ -61,7 +68,7 @@ class OcdbtWriter(PartWriter):
     def write_stored(self, spec: ArraySpec, index: tuple[int, ...], stored: bytes) -> None:
         refuse_not_kept(self.sink, spec, index, stored)
         key = spec.chunk_key(index, self.sink.store_format)
-        write_stored_chunk(self._part(), key, stored, worker_context(), self._transaction)
+        finish_stored_chunk(key, start_stored_chunk(self._part(), key, stored, worker_context(), self._transaction))
 
     def _part(self) -> dict[str, Any]:
         return _database(below(kvstore(self.sink.root), _PARTS, self.attempt_id))

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mappings.array_spec import ArraySpec
 from pipelines.kvstores import kvstore, new_context, worker_context
 from pipelines.sink import PartWriter, Sink, refuse_not_kept, valid_attempt_id
-from pipelines.sinks.arrays import array_spec, open_for_writing, write_chunk, write_metadata, write_stored_chunk
+from pipelines.sinks.arrays import (
+    array_spec,
+    finish_stored_chunk,
+    open_for_writing,
+    start_stored_chunk,
+    write_chunk,
+    write_metadata,
+)
 from pipelines.sinks.listing import clear_stale_locks, compare, remove_torn, stored_keys
 from pipelines.sinks.metadata import zarr2_metadata, zarr3_chunk_bytes, zarr3_metadata
 
@@ -21,6 +28,7 @@ class PlainWriter(PartWriter):
 
     sink: "PlainSink"
     _stores: dict[ArraySpec, Any] = field(default_factory=dict)
+    _writing: dict[str, Any] = field(default_factory=dict)
 
     def write(self, spec: ArraySpec, index: tuple[int, ...], array: "np.ndarray") -> None:
         if spec not in self._stores:
@@ -30,13 +38,16 @@ class PlainWriter(PartWriter):
     def write_stored(self, spec: ArraySpec, index: tuple[int, ...], stored: bytes) -> None:
         refuse_not_kept(self.sink, spec, index, stored)
         key = spec.chunk_key(index, self.sink.store_format)
-        write_stored_chunk(kvstore(self.sink.root), key, stored, worker_context(), None)
+        self._writing[key] = start_stored_chunk(kvstore(self.sink.root), key, stored, worker_context(), None)
 
     def close(self) -> None:
         self._stores.clear()
+        while self._writing:
+            finish_stored_chunk(*self._writing.popitem())
 
     def abort(self) -> None:
         self._stores.clear()
+        self._writing.clear()
 
 
 class PlainSink(Sink):
