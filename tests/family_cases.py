@@ -109,6 +109,53 @@ _DEEPSEEK4_TINY: dict[str, Any] = {
     "rope_parameters": {"rope_theta": 10_000, "original_max_position_embeddings": 4096},
 }
 
+# MaxText's table leaves most of Qwen3-Omni's sizes at transformers' defaults, which are another model's.
+_QWEN3_OMNI: dict[str, Any] = {
+    "thinker_config": {
+        "text_config": {
+            "vocab_size": 152_064,
+            "hidden_size": 2048,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": True,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1_000_000,
+            "rope_scaling": {"mrope_section": [24, 20, 20], "rope_type": "default"},
+            "tie_word_embeddings": False,
+        },
+        "vision_config": {
+            "depth": 27,
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_heads": 16,
+            "in_channels": 3,
+            "patch_size": 16,
+            "temporal_patch_size": 2,
+            "spatial_merge_size": 2,
+            "out_hidden_size": 2048,
+            "num_position_embeddings": 2304,
+            "deepstack_visual_indexes": [8, 16, 24],
+        },
+        "audio_config": {
+            "d_model": 1280,
+            "encoder_layers": 32,
+            "encoder_attention_heads": 20,
+            "encoder_ffn_dim": 5120,
+            "max_source_positions": 1500,
+            "num_mel_bins": 128,
+            "downsample_hidden_size": 480,
+            "output_dim": 2048,
+            "n_window": 50,
+            "n_window_infer": 400,
+        },
+    },
+}
+
 CASES: dict[str, Case] = {
     # MaxText's shape table of Gemma 3 lists biases; its config says that there are none.
     "gemma3-4b": Case(spurious="*_proj.bias"),
@@ -122,6 +169,9 @@ CASES: dict[str, Case] = {
     "deepseek3-671b+mtp": Case(config_of="deepseek3-671b", options={"mtp": True}, moved=_ROUTER_BIAS),
     "deepseek3.2-671b": Case(moved=_ROUTER_BIAS),
     "deepseek4-tiny": Case(config=_DEEPSEEK4_TINY, config_of="deepseek4-284b"),
+    # These two were traced with fewer decoder layers, a few of which say it all.
+    "qwen3-omni-30b-a3b": Case(config=_QWEN3_OMNI, options={"multimodal": True}),
+    "qwen3.5-35b-a3b+mm": Case(options={"multimodal": True}),
     "qwen3-vl-2b": Case(options={"multimodal": True}),
     "qwen3-vl-4b": Case(options={"multimodal": True}),
     "qwen3-vl-30b-a3b": Case(options={"multimodal": True}),

@@ -24,6 +24,7 @@ MODELS = {
     "qwen3": "qwen3-0.6b",
     "qwen3_5_moe": "qwen3.5-35b-a3b",
     "qwen3_moe": "qwen3-30b-a3b",
+    "qwen3_omni_moe": "qwen3-omni-30b-a3b",
     "qwen3_next": "qwen3-next-80b-a3b",
     "qwen3_vl": "qwen3-vl-2b",
     "qwen3_vl_moe": "qwen3-vl-30b-a3b",

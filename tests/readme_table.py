@@ -11,13 +11,13 @@ README = Path(__file__).parents[1] / "README.md"
 _HEADER = ("family", "`model_type`", "sizes tried", "scanned", "unrolled", "equal to MaxText", "back to Hugging Face")
 # What MaxText 0.2.5 has no tree or no converted values of.
 _WHY_NOT = {
-    "deepseek4": "tree; MaxText's converter has no config for it",
+    "deepseek4": "tree; values by formula, no converted sample",
     "gemma4": "tree; values by formula, no converted sample",
     "llama4": "tree; values by formula, MaxText has no converter for it",
     "mistral": "MaxText has no mapping for it; Llama's rules, half-split lanes",
-    "qwen3_omni_moe": "MaxText has no tree to compare; Qwen3-VL's rules",
-    "qwen3_vl": "tree; no converted sample",
-    "qwen3_vl_moe": "tree; no converted sample",
+    "qwen3_omni_moe": "tree; values by formula, no converted sample",
+    "qwen3_vl": "tree; values by formula, no converted sample",
+    "qwen3_vl_moe": "tree; values by formula, no converted sample",
 }
 
 

@@ -6,7 +6,7 @@ from golden import FOLDER, MODELS, golden_plans
 from mappings.family import family_names
 
 # MaxText publishes no tree of these; their plans are tested by formula.
-WITHOUT_TREE = {"mistral", "qwen3_omni_moe"}
+WITHOUT_TREE = {"mistral"}
 
 
 @pytest.fixture(scope="module")
