@@ -2,7 +2,7 @@
 
 Along each source axis the scale keeps one entry per block where blocks, dims and target axes fit each other. Where they
 do not (a ragged last block, a block across heads, permuted lanes, uneven parts) it is expanded along that axis alone,
-to one entry per element: bigger, and always exact.
+to one entry per even part of a block, at worst per element: bigger, and always exact.
 """
 
 import math
@@ -140,18 +140,18 @@ class _Carrier:
                 self._scales[name + suffix] = replace(expand(plan.scale, source_shape(companion)), name=name + suffix)
 
     def _note_cost(self, grid: ScaleGrid, companion: CompiledRule) -> None:
-        source, blocks = grid.rule.source, grid.blocks
         shape = source_shape(companion)
-        for a in sorted(grid.expanded):
-            block, length = blocks[a] or source[a].length, source[a].length
-            if block == 1 or length == 1:
+        for a, (axis, block, grain) in enumerate(zip(grid.rule.source, grid.blocks, grid.grains, strict=True)):
+            if grain == block or shape[a] == 1:
                 continue
-            extra = _SCALE_BYTES * math.prod(shape) // shape[a] * (shape[a] - math.ceil(length / block))
-            what = f"blocks of {block}" if blocks[a] else "one scale"
-            axis = companion.source_text.removeprefix("[").removesuffix("]").split(", ")[a]
+            entries = math.ceil(axis.length / (block or axis.length))
+            extra = _SCALE_BYTES * math.prod(shape) // shape[a] * (shape[a] - entries)
+            what = f"blocks of {block}" if block else "one scale"
+            per = "element" if grain == 1 else f"{grain} elements"
+            name = grid.rule.source_text.removeprefix("[").removesuffix("]").split(", ")[a]
             self._notes[
-                f"{companion.rule.target.text}: {what} for {length} do not fit the target's axes, so one entry per "
-                f"element of {axis}: {extra:,} bytes more for each source tensor"
+                f"{companion.rule.target.text}: {what} along {name} would not be an even grid of the target, so one "
+                f"entry per {per}: {extra:,} bytes more for each source tensor"
             ] = None
 
 

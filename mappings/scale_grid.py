@@ -1,7 +1,8 @@
-"""Where the entries of a carried scale lie: one per block where blocks fit the target axes, else one per element.
+"""Where the entries of a carried scale lie: one per block where blocks fit the target axes, else one per part of one.
 
 Everything is counted along dims: a block of a source axis becomes a step of each dim that the axis holds (heads 1,
-head_dim 128), and the scale goes through its weight's layout with every dim divided by its step.
+head_dim 128), and the scale goes through its weight's layout with every dim divided by its step. Where blocks do not
+fit (576 rows in blocks of 128) the largest even part of a block that does takes their place (64), down to one element.
 """
 
 import math
@@ -28,13 +29,13 @@ class ScaleGrid:
     Attributes:
       rule: the weight's rule.
       blocks: block length per source axis; None when one entry serves the whole axis.
-      expanded: source axes with one entry per element.
-      steps: dim to the elements that an entry stands for; dims that are not here have an entry per element.
+      grains: elements per entry and source axis: the block or an even part of it; None as in ``blocks``.
+      steps: dim to the elements that an entry stands for.
     """
 
     rule: CompiledRule
     blocks: Blocks
-    expanded: frozenset[int]
+    grains: Blocks
     steps: Steps
 
     def step(self, atoms: Sequence[str]) -> int:
@@ -45,8 +46,8 @@ class ScaleGrid:
     def scalar(self) -> bool:
         """Whether there is one entry per source tensor or per expert in it: what MaxText calls per tensor."""
         plain, dims = self.rule.rule.layout, self.rule.dims
-        whole = (block is None and a not in self.expanded for a, block in enumerate(self.blocks))
-        return all(one or _all_labels(dims, axis) for one, axis in zip(whole, plain.source, strict=True)) and all(
+        axes = zip(self.grains, plain.source, strict=True)
+        return all(grain is None or _all_labels(dims, axis) for grain, axis in axes) and all(
             _all_labels(dims, axis) or not any(isinstance(t, Slice) or _is_label(dims, t) for t in axis)
             for axis in plain.target
         )
@@ -99,29 +100,77 @@ def fit_grids(rules: Sequence[CompiledRule], blocks: Blocks, declared: bool) -> 
     Args:
       rules: rules with the same target arrays.
       blocks: block length per source axis, None for one entry for the whole axis; alike for all rules.
-      declared: keep axes that are shorter than a block at full length, as MaxText's FP8 models declare them.
+      declared: give scales the shape that MaxText's FP8 models declare, where that is an even grid: axes shorter than
+        a block at full length.
     """
-    fine: set[int] = set()
-    while True:
-        grids = [_grid(rule, blocks, fine, declared) for rule in rules]
-        grown = fine | {t for t in range(len(rules[0].target)) if not _fits(grids, t)}
-        if grown == fine:
+    if declared:
+        grids = _fitted(rules, blocks, keep_short=True)
+        if all(_as_declared(grid) for grid in grids):
             return grids
-        fine = grown
+    return _fitted(rules, blocks, keep_short=False)
 
 
-def _grid(rule: CompiledRule, blocks: Blocks, fine: set[int], declared: bool) -> ScaleGrid:
-    """The coarsest grid with an entry per element along the target axes ``fine``."""
-    expanded: set[int] = set()
+def _fitted(rules: Sequence[CompiledRule], blocks: Blocks, keep_short: bool) -> list[ScaleGrid]:
+    grids = [_grid(rule, blocks, blocks, keep_short) for rule in rules]
+    while True:
+        bad = {t for t in range(len(rules[0].target)) if not _fits(grids, t)}
+        finer = [_finer(grid, bad, keep_short) for grid in grids]
+        if finer == grids:
+            return grids
+        grids = finer
+
+
+def _finer(grid: ScaleGrid, bad: set[int], keep_short: bool) -> ScaleGrid:
+    """The grid with finer grains along the source axes that feed the target axes ``bad``."""
+    grains = list(grid.grains)
+    for a, axis in enumerate(grid.rule.source):
+        if _fed(grid.rule, axis) & bad:
+            grains[a] = _smaller(grains[a], grid.blocks[a], _whole(axis).length)
+    return _grid(grid.rule, grid.blocks, tuple(grains), keep_short)
+
+
+def _grid(rule: CompiledRule, blocks: Blocks, grains: Blocks, keep_short: bool) -> ScaleGrid:
+    """The coarsest grid, not coarser than ``grains``, that is a grid of dims on every source axis."""
+    found: list[int | None] = []
     steps: dict[str, int] = {}
-    for a, (axis, block) in enumerate(zip(rule.source, blocks, strict=True)):
-        fed = _fed(rule, axis)
-        found = None if fed & fine else steps_of(axis, block, rule.dims)
-        if found is None or (declared and block and any(_is_short(rule.target[t], block, found) for t in fed)):
-            expanded.add(a)
-        else:
-            steps |= found
-    return ScaleGrid(rule, blocks, frozenset(expanded), steps)
+    for axis, block, grain in zip(rule.source, blocks, grains, strict=True):
+        kept = axis if block else _whole(axis)
+        short = [rule.target[t] for t in _fed(rule, axis)] if keep_short and block else []
+        while True:
+            own = steps_of(kept, grain, rule.dims)
+            if own is not None and not any(_is_short(target, block or 0, own) for target in short):
+                break
+            grain = _smaller(grain, block, kept.length)
+        found.append(grain)
+        steps |= own
+    return ScaleGrid(rule, blocks, tuple(found), steps)
+
+
+def _smaller(grain: int | None, block: int | None, length: int) -> int:
+    """The next smaller even part of a block, or of the whole axis where there are no blocks.
+
+    >>> _smaller(12, 12, 99), _smaller(6, 12, 99), _smaller(None, None, 9), _smaller(1, 12, 99)
+    (6, 4, 3, 1)
+    """
+    whole = block or length
+    return next((part for part in range((grain or whole) - 1, 0, -1) if whole % part == 0), 1)
+
+
+def _whole(axis: AxisGeometry) -> AxisGeometry:
+    """The axis without the rest of a concatenation."""
+    return AxisGeometry(tuple(Factor(math.prod(f.sizes), 0, f.atoms, f.sizes) for f in axis.factors))
+
+
+def _as_declared(grid: ScaleGrid) -> bool:
+    """Whether every target axis that blocks reach has the entries that MaxText declares: blocks, or all when short."""
+    for axis, block in zip(grid.rule.source, grid.blocks, strict=True):
+        if block is None:
+            continue
+        for target in (grid.rule.target[t] for t in _fed(grid.rule, axis)):
+            entries = math.prod(_entries(grid, factor) for factor in target.factors)
+            if entries != (target.length // block if target.length >= block else target.length):
+                return False
+    return True
 
 
 def steps_of(axis: AxisGeometry, block: int | None, dims: Dims) -> dict[str, int] | None:

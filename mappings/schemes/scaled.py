@@ -110,8 +110,8 @@ class Scaled(Scheme):
 class Scale(Scheme):
     """The scale of a carried tensor as a tensor of its own: float32, same rank as the codes.
 
-    ``params`` are those of :class:`Scaled` plus ``weight_shape`` and ``expanded``: the axes along which the
-    scale has one entry per element of the weight instead of one per block (any number where one serves the axis).
+    ``params`` are those of :class:`Scaled` plus ``weight_shape`` and, per axis, ``grains``: elements of the weight per
+    entry where that is not a block but an even part of one (or anything, where one entry serves the axis); else 0.
     """
 
     name: str = "scale"
@@ -128,7 +128,7 @@ class Scale(Scheme):
             "encoding": params["encoding"],
             "blocks": list(params["blocks"]),
             "offsets": block_offsets(params["blocks"], elements),
-            "expanded": [a for a in params["expanded"] if not _axis_of_parts(params, a)],
+            "grains": [0 if _axis_of_parts(params, a) else grain for a, grain in enumerate(params["grains"])],
         }
         if "row_starts" in params:
             args["row_edges"] = row_edges(params["row_starts"], box[-2])
@@ -138,8 +138,9 @@ class Scale(Scheme):
         return {"scale": (logical.params["encoding"], "positive")}
 
     def describe(self, logical: LogicalTensor) -> str:
-        expanded = logical.params["expanded"]
-        along = f", expanded along axes {expanded}" if expanded else ""
+        expanded = [a for a, grain in enumerate(logical.params["grains"]) if grain]
+        along = f", expanded along {'axis' if len(expanded) == 1 else 'axes'} " if expanded else ""
+        along += " and ".join(map(str, expanded))
         return f"scale {logical.stored['scale'].name} as float32 {list(logical.shape)}{along}"
 
 
@@ -159,14 +160,19 @@ def scale_tensor(logical: LogicalTensor) -> LogicalTensor:
 
 
 def expand(scale: LogicalTensor, shape: tuple[int, ...]) -> LogicalTensor:
-    """The same scale in another shape: per axis one entry per block, or one per element of the weight.
+    """The same scale in another shape: per axis one entry per block, or per even part of a block.
 
     An axis that one entry serves whole may have any length.
     """
     params = dict(scale.params)
     axes = zip(shape, params["weight_shape"], params["blocks"], strict=True)
-    params["expanded"] = [a for a, (n, length, block) in enumerate(axes) if n != (-(-length // block) if block else 1)]
+    params["grains"] = [_grain(n, length, block) for n, length, block in axes]
     return LogicalTensor(scale.name, shape, scale.dtype, scale.stored, scale.scheme, params)
+
+
+def _grain(entries: int, length: int, block: int) -> int:
+    """Elements of the weight per entry; 0 where entries are those that are stored."""
+    return 0 if entries == (-(-length // block) if block else 1) else max(1, length // entries)
 
 
 def scale_box(params: dict[str, Any], scale_shape: tuple[int, ...], box: Box) -> Box:
@@ -235,10 +241,9 @@ def _global_box(shape: tuple[int, ...], box: Box) -> Box:
 
 def _in_elements(params: dict[str, Any], box: Box) -> Box:
     """A region of a scale tensor in elements of the weight."""
-    spans = zip(box, params["blocks"], params["weight_shape"], strict=True)
+    spans = zip(box, params["grains"], params["blocks"], params["weight_shape"], strict=True)
     return tuple(
-        span if axis in params["expanded"] else _of_blocks(span, block, n)
-        for axis, (span, block, n) in enumerate(spans)
+        span if grain and not block else _of_blocks(span, grain or block, n) for span, grain, block, n in spans
     )
 
 

@@ -392,14 +392,27 @@ def case_with(rules: tuple[Rule, ...], sources: dict, block: tuple[int, int] = (
 
 
 def test_expansion_is_told_with_its_cost():
-    """12 rows of 2 heads of 6 in blocks of 4: a block lies across two heads, so 12 entries instead of 3."""
+    """12 rows of 2 heads of 6 in blocks of 4: a block lies across two heads, so entries of 2, 6 instead of 3."""
     shape = SHAPES["heads"]
     notes = plan_of(case_with(shape.rules, shape.sources, heads=2), "source", True).notes
     assert notes == (
-        "params-decoder-layers-w-kernel_scale: blocks of 4 for 12 do not fit the target's axes, so one entry per "
-        "element of heads\u00b7lane=12: 108 bytes more for each source tensor",
+        "params-decoder-layers-w-kernel_scale: blocks of 4 along heads\u00b7lane=12 would not be an even grid of the "
+        "target, so one entry per 2 elements: 36 bytes more for each source tensor",
     )
     assert plan_of(case_with(shape.rules, shape.sources, lane=4), "source", True).notes == ()
+
+
+def test_a_ragged_axis_is_cut_into_even_parts_of_blocks():
+    """576 in blocks of 128 is 4.5 blocks, or 9 halves; 12 in blocks of 8 is 3 halves."""
+    case = case_with(SHAPES["transposed"].rules, SHAPES["transposed"].sources, (8, 128), mlp=12, embed=576)
+    plan = plan_of(case, "source", True)
+    assert [a.spec.shape for a in plan.arrays] == [(576, 2, 12), (9, 2, 3)]
+    assert [note.partition(": ")[2] for note in plan.notes] == [
+        "blocks of 8 along mlp=12 would not be an even grid of the target, so one entry per 4 elements: 36 bytes more "
+        "for each source tensor",
+        "blocks of 128 along embed=576 would not be an even grid of the target, so one entry per 64 elements: 48 bytes "
+        "more for each source tensor",
+    ]
 
 
 def test_a_rule_that_shifts_is_not_carried():

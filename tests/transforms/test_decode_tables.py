@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from transforms.decode.bits import decode_rows, values_in
-from transforms.decode.scales import check_scale, e8m0_table, expand_scale, scale_values
+from transforms.decode.scaled import decode_scale
+from transforms.decode.scales import check_scale, e8m0_table, scale_values
 from transforms.decode.tables import byte_table, decode_bytes
 
 # OCP Microscaling v1.0, table of E2M1.
@@ -113,6 +114,14 @@ def test_scales_that_cannot_be_right(values, rule, words):
 
 def test_a_scale_is_expanded_by_copying_entries():
     grid = np.arange(1, 7, dtype=np.float32).reshape(3, 2)
-    out = expand_scale(grid, [0], [4, 5], [3, 0], [7, 10])
+    out = np.empty((7, 2), np.float32)
+    decode_scale({"scale": grid}, out, encoding="float", blocks=[4, 5], offsets=[3, 0], grains=[1, 0])
     assert out[:, 0].tolist() == [1, 3, 3, 3, 3, 5, 5]
-    assert out.shape == (7, 2)
+
+
+def test_a_scale_is_expanded_to_parts_of_blocks():
+    """Blocks of 4, entries of 2, from element 2 on: 2 3 | 4 5 | 6 7 | 8 9."""
+    out = np.empty((4,), np.float32)
+    grid = np.array([1, 3, 5], np.float32)
+    decode_scale({"scale": grid}, out, encoding="float", blocks=[4], offsets=[2], grains=[2])
+    assert out.tolist() == [1, 3, 3, 5]

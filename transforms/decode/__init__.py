@@ -9,9 +9,9 @@ import numpy as np
 from transforms.decode.bnb import decode_bnb4
 from transforms.decode.integers import decode_awq, decode_gptq, decode_packed
 from transforms.decode.scaled import decode_scale, decode_scaled
-from transforms.decode.scales import ScaleFault, check_scale, expand_scale, scale_values
+from transforms.decode.scales import ScaleFault, check_scale, scale_values
 
-__all__ = ["KERNELS", "ScaleFault", "check_scale", "expand_scale", "run_kernel", "scale_values"]
+__all__ = ["KERNELS", "ScaleFault", "check_scale", "run_kernel", "scale_values"]
 
 KERNELS: dict[str, Callable[..., None]] = {
     "awq": decode_awq,

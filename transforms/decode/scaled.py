@@ -6,7 +6,7 @@ import numpy as np
 
 from transforms.decode.grid import Grid
 from transforms.decode.rows import as_matrix, code_bytes, scaled_rows
-from transforms.decode.scales import expand_scale, scale_values
+from transforms.decode.scales import block_index, scale_values
 
 
 def decode_scaled(
@@ -66,23 +66,23 @@ def decode_scale(
     encoding: str,
     blocks: Sequence[int],
     offsets: Sequence[int],
-    expanded: Sequence[int] = (),
+    grains: Sequence[int],
     row_edges: Sequence[int] = (),
 ) -> None:
-    """Writes the scale itself as numbers: one per block, and one per element along ``expanded`` axes.
+    """Writes the scale itself as numbers: one per block, or one per even part of a block.
 
-    Arguments as in :func:`decode_scaled`; ``out`` is float32 (or bfloat16, rounded once). ``blocks`` and
-    ``offsets`` count in elements of the weight along expanded axes; along the others ``out`` is the grid.
+    Arguments as in :func:`decode_scaled`; ``out`` is float32 (or bfloat16, rounded once). ``blocks`` and ``offsets``
+    count in elements of the weight; so do ``grains``, the elements per entry of ``out``, 0 where that is a block.
     """
     scale = scale_values(arrays["scale"], encoding)
     if row_edges:
         scale = _rows_of_parts(scale, row_edges)
-    grid = [
-        (-(-(offsets[axis] + n) // blocks[axis]) if blocks[axis] else 1) if axis in expanded else n
-        for axis, n in enumerate(out.shape)
+    index = [
+        block_index(n, block, offset, grain) if grain else np.arange(n)
+        for n, block, offset, grain in zip(out.shape, blocks, offsets, grains, strict=True)
     ]
-    scale = scale.reshape(grid)
-    np.copyto(out, expand_scale(scale, expanded, blocks, offsets, out.shape), casting="unsafe")
+    scale = scale.reshape([int(places[-1]) + 1 for places in index])
+    np.copyto(out, scale[np.ix_(*index)] if index else scale, casting="unsafe")
 
 
 def _rows_of_parts(scale: np.ndarray, row_edges: Sequence[int]) -> np.ndarray:

@@ -1,6 +1,5 @@
-"""Scales as float32, what may be wrong with them, and their expansion along chosen axes."""
+"""Scales as float32, what may be wrong with them, and the block of a position."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -79,27 +78,8 @@ def check_scale(stored: np.ndarray, encoding: str = "float", rule: str = "positi
     return fault if fault.nan + fault.infinite + fault.zero + fault.negative else None
 
 
-def expand_scale(
-    grid: np.ndarray, axes: Sequence[int], blocks: Sequence[int], offsets: Sequence[int], shape: Sequence[int]
-) -> np.ndarray:
-    """Repeats a scale grid along chosen axes until they are as long as the weight's.
-
-    Args:
-      grid: float32, same rank as the weight, one entry per block and axis.
-      axes: the axes to expand; the others keep one entry per block.
-      blocks: block length of each axis of the weight, 0 when one entry serves the whole axis.
-      offsets: how far into its first block the region starts, per axis.
-      shape: the region's shape in the weight; read for the expanded axes only.
-
-    Returns:
-      float32; ``shape[axis]`` entries along each of ``axes``. Exact: entries are copied.
-    """
-    for axis in axes:
-        grid = np.take(grid, block_index(shape[axis], blocks[axis], offsets[axis]), axis=axis)
-    return grid
-
-
-def block_index(length: int, block: int, offset: int) -> np.ndarray:
-    """The block of each of ``length`` positions that start ``offset`` into block 0; block 0 means one for all."""
-    positions = np.arange(offset, offset + length)
+def block_index(length: int, block: int, offset: int, grain: int = 1) -> np.ndarray:
+    """The block of each of ``length`` positions, ``grain`` apart, that start ``offset`` into block 0; block 0 means one
+    for all."""
+    positions = offset + grain * np.arange(length)
     return positions // block if block else np.zeros(length, np.intp)
