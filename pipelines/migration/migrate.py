@@ -14,7 +14,8 @@ from pathlib import Path
 from mappings.problems import FerryError, PlanError, Problem
 from mappings.text import bytes_text
 from mappings.tunix.model import check_run
-from pipelines.convert import refuse_full_disk
+from pipelines.beam_args import choose_engine
+from pipelines.convert import OutputOptions, refuse_full_disk, refuse_out_of_reach
 from pipelines.kvstores import is_local
 from pipelines.migration.commit_work import CommitWork, is_whole
 from pipelines.migration.copy_work import CopyWork
@@ -52,6 +53,7 @@ def migrate(options: MigrationOptions, say: Say) -> Report:
       FerryError: the run stopped; the same command resumes it.
     """
     options.require()
+    options = _with_engine(options)
     model = declared_model(options)
     with listed_ahead(open_tree(options.source)) as store:
         found = discover(store, options.accept_uncommitted)
@@ -63,6 +65,18 @@ def migrate(options: MigrationOptions, say: Say) -> Report:
         if not options.dry_run:
             migration.write()
         return migration.report()
+
+
+def _with_engine(options: MigrationOptions) -> MigrationOptions:
+    """A dry run writes nothing, not even for workers elsewhere to read, so it runs here.
+
+    Raises:
+      FerryError: source or output are on this machine, and the workers are not.
+    """
+    if options.dry_run:
+        return options if choose_engine(options.beam_args).is_local else replace(options, beam_args=())
+    refuse_out_of_reach(options.source, OutputOptions(options.output, beam_args=options.beam_args))
+    return options
 
 
 def _refuse_touching_source(options: MigrationOptions, discovery: Discovery) -> None:
@@ -228,6 +242,7 @@ class _Migration:
     def _how(self, stage: str) -> RunOptions:
         return RunOptions(
             beam_args=self.options.beam_args,
+            local_items=str(self.work / f"{stage}.jsonl"),
             state_dir=str(self.work / stage),
             log_path=str(self.work / "beam.log"),
             show_progress=False,

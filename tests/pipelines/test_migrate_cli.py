@@ -178,6 +178,14 @@ def test_a_source_that_is_not_there_is_a_sentence(tmp_path: Path, capsys: pytest
     assert not (tmp_path / "o").exists()
 
 
+def test_workers_elsewhere_need_buckets(bucket: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    cloud = ("--runner", "DataflowRunner", "--project", "p", "--region", "r", "--temp_location", "gs://b/t")
+    assert run("--source", bucket, "--output", tmp_path / "o", "--structural", *cloud) == 1
+    assert "Dataflow's workers cannot write here" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+    assert run("--source", bucket, "--dry-run", "--include", "sft_sgd", *cloud) == 0
+
+
 def test_an_output_that_is_a_file_is_a_sentence(bucket: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "o").write_text("")
     code = run("--source", bucket, "--output", tmp_path / "o", "--structural", "--include", "sft_sgd")
