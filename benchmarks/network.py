@@ -17,9 +17,10 @@ from benchmarks.make_checkpoint import make_checkpoint
 from benchmarks.report import write_section
 from benchmarks.shapes import LlamaShapes
 
-_ABOUT = """One worker process converts a synthetic checkpoint from a web server that waits 50 ms before each answer
-and sends 100 MB/s, each stream and all of them together; the output is a local disk. Busy is the share of the time from
-the first byte of weights to the last in which the link carried one. Items are admitted by the memory bound of 1 GiB; threads
+_ABOUT = """\
+One worker process converts a synthetic checkpoint from a web server that waits 50 ms before each answer and sends
+100 MB/s, each stream and all of them together; the output is a local disk. Busy is the share of the time from the first
+byte of weights to the last in which the link carried one. Items are admitted by the memory bound of 1 GiB; threads
 beyond the cores only wait. Convert takes 8 threads where source or output is a network away (`--direct_num_workers`).
 Client and server shared {cores} cores; load average {load}. `python -m benchmarks.network --write` measures again."""
 HEAD = ("| threads | GB read | seconds from first to last weight | link busy |", "|--:|--:|--:|--:|")
