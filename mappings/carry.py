@@ -116,14 +116,21 @@ class _Carrier:
         for grid in grids:
             rule = grid.rule
             yield replace(rule, rule=replace(rule.rule, ops=_pads(rule.rule.ops), dtype=dtype))
-            # Parts of one tensor may see its scale in different shapes: each has a copy under a name of its own.
-            suffix = "".join(["#scale", *(f".{f.part}" for axis in rule.source for f in axis.factors if f.part)])
+            suffix = self._suffix(rule)
             companion = grid.companion(suffix, scale_dtype, self._declared)
             folded = tuple(op for op in rule.rule.ops if isinstance(op, Scale))
             plain = replace(companion.rule, ops=(*folded, *companion.rule.ops))
             yield replace(companion, rule=plain, positions=rule.positions)
             self._take(rule, companion, suffix)
             self._note_cost(grid, companion)
+
+    def _suffix(self, rule: CompiledRule) -> str:
+        """What names of scales have after names of weights. Parts of one tensor may see its scale in different shapes,
+        so each part has a copy under a name of its own."""
+        name = next(rule.sources())
+        stored = self._given[name].stored["scale"].name
+        parts = (f"#{factor.part.rpartition('.')[2]}" for axis in rule.source for factor in axis.factors if factor.part)
+        return "".join([stored.removeprefix(name) if stored.startswith(name) else "#scale", *parts])
 
     def _scale_dtype(self, rules: Sequence[CompiledRule]) -> str:
         """bfloat16 scales stay as they are, unless a factor is folded into them."""
@@ -141,17 +148,17 @@ class _Carrier:
 
     def _note_cost(self, grid: ScaleGrid, companion: CompiledRule) -> None:
         shape = source_shape(companion)
+        names = grid.rule.source_text.removeprefix("[").removesuffix("]").split(", ")
+        grains, entries = [], 1
         for a, (axis, block, grain) in enumerate(zip(grid.rule.source, grid.blocks, grid.grains, strict=True)):
-            if grain == block or shape[a] == 1:
-                continue
-            entries = math.ceil(axis.length / (block or axis.length))
-            extra = _SCALE_BYTES * math.prod(shape) // shape[a] * (shape[a] - entries)
-            what = f"blocks of {block}" if block else "one scale"
-            per = "element" if grain == 1 else f"{grain} elements"
-            name = grid.rule.source_text.removeprefix("[").removesuffix("]").split(", ")[a]
+            entries *= math.ceil(axis.length / (block or axis.length)) if grain != block else shape[a]
+            if grain != block and shape[a] > 1:
+                grains.append(f"{names[a]} in entries of {grain}" + (f" instead of {block}" if block else ""))
+        if grains:
+            extra = _SCALE_BYTES * (math.prod(shape) - entries)
             self._notes[
-                f"{companion.rule.target.text}: {what} along {name} would not be an even grid of the target, so one "
-                f"entry per {per}: {extra:,} bytes more for each source tensor"
+                f"{companion.rule.target.text}: its blocks would not be an even grid of the array, so "
+                f"{' and '.join(grains)}: {extra:,} bytes more for each source tensor"
             ] = None
 
 
