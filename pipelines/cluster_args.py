@@ -38,14 +38,21 @@ def complete_args(beam_args: Iterable[str], resources: Resources, scratch: Path,
     args = tuple(beam_args)
     choice = choose_engine(args)
     if choice.is_local:
-        threads = max(choice.workers, NETWORK_THREADS if is_far else 0)
-        wanted = (f"--direct_num_workers={threads}",) if choice.running_mode == "multi_threading" else ()
-        return (*args, *missing(wanted, args))
+        return local_args(args, is_far)
     if not choice.is_dataflow:
         return args
     staged = () if _gives(args, "--sdk_container_image") else _staged(scratch)
     own_image = ("--sdk_location=container",) if not staged else ()
     return (*args, *missing((*resources.beam_args(), *_DEFAULTS, *own_image, *staged), args))
+
+
+def local_args(beam_args: Iterable[str], is_far: bool) -> tuple[str, ...]:
+    """The user's Beam options, with more threads than cores for the local engine where they wait for a network."""
+    args = tuple(beam_args)
+    choice = choose_engine(args)
+    if not (choice.is_local and is_far and choice.running_mode == "multi_threading"):
+        return args
+    return (*args, *missing((f"--direct_num_workers={max(choice.workers, NETWORK_THREADS)}",), args))
 
 
 def missing(wanted: Iterable[str], args: Iterable[str]) -> tuple[str, ...]:

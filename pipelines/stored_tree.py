@@ -1,10 +1,13 @@
 """The tree of a checkpoint as stock Orbax reads it."""
 
+import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from mappings.problems import FerryError
+from pipelines.kvstores import is_local
 from pipelines.orbax_log import quiet_orbax
 
 # Array key to shape and dtype.
@@ -12,9 +15,16 @@ Leaves = dict[str, tuple[tuple[int, ...], str]]
 
 
 def stored_tree(item: str) -> Leaves | None:
-    """Array key to shape and dtype, read by stock Orbax; None where it cannot."""
+    """Array key to shape and dtype, read by stock Orbax; None where it cannot.
+
+    Raises:
+      FerryError: the item is in a bucket, and what Orbax reads buckets with is not installed.
+    """
     import orbax.checkpoint as ocp
 
+    if not is_local(item) and importlib.util.find_spec("gcsfs") is None:
+        fix = "pip install 'tensorferry[gcp]'"
+        raise FerryError(f"{item}: Orbax needs gcsfs to read a bucket, and it is not installed: {fix}.")
     with quiet_orbax(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         metadata = checkpointer.metadata(item).item_metadata
     if metadata is None:

@@ -19,8 +19,10 @@ from mappings.schemes import scheme_of
 from mappings.tensors import LogicalTensor, StoredTensor
 from mappings.work import Part, WorkItem
 from pipelines.byte_source import ByteSource, LocalSource, open_source
+from pipelines.cluster_args import local_args
 from pipelines.decode_region import decode_region
 from pipelines.expected import expected_parts
+from pipelines.kvstores import is_local
 from pipelines.memory import shared_budget
 from pipelines.orbax_view import OrbaxItem, find_item, open_item, read_manifest, read_region
 from pipelines.planning import Conversion, options_of, plan_conversion
@@ -117,7 +119,8 @@ def _compare(
     lines.write_text("".join(_line(one, manifest) for one in chosen))
     bound = plan.options.worker_memory_bytes
     work = VerifyWork(conversion.source.url, open_item(item), Receipts(str(scratch / "found")), bound, uuid.uuid4().hex)
-    how = RunOptions(beam_args=beam_args, state_dir=str(scratch), show_progress=show_progress)
+    is_far = not (is_local(item) and is_local(conversion.source.url))
+    how = RunOptions(beam_args=local_args(beam_args, is_far), state_dir=str(scratch), show_progress=show_progress)
     run_items(str(lines), [one.write_bytes for one in chosen], work, how)
     receipts = work.receipts.finished().values()
     if len(receipts) != len(chosen):

@@ -12,6 +12,7 @@ import tiny_llama
 from mappings import items
 from mappings.plan import PlanOptions
 from mappings.problems import FerryError
+from pipelines import stored_tree
 from pipelines.bucket_receipts import BucketReceipts
 from pipelines.bucket_run import BucketRun
 from pipelines.cli import main
@@ -61,6 +62,7 @@ def test_the_objects_are_those_of_a_local_run(gcs, bucket, source, tmp_path, sto
 
 @pytest.mark.parametrize("store_format", FORMATS)
 def test_every_command_with_buckets_at_both_ends(gcs, bucket, store_format, capsys):
+    pytest.importorskip("gcsfs", reason="stock Orbax reads buckets with it")
     gcs.put_all(bucket, "m", tiny_llama.files())
     source, output = f"gs://{bucket}/m", f"gs://{bucket}/out"
     arguments = ["--source", source, "--chunk-bytes", "1500"]
@@ -88,6 +90,7 @@ def test_stock_orbax_restores_it(gcs, bucket, source, store_format):
 
 
 def test_verify_finds_a_changed_object(gcs, bucket, source, capsys):
+    pytest.importorskip("gcsfs", reason="stock Orbax reads buckets with it")
     do(source, f"gs://{bucket}/out")
     name = next(name for name in gcs.names(bucket, "out/0/items/") if "embedding/c/" in name)
     damaged = bytearray(gcs.get(bucket, name))
@@ -178,6 +181,7 @@ def run_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("store_format", ["zarr3", "ocdbt"])
 def test_killed_and_resumed(gcs, bucket, source, store_format):
     """The process dies by SIGKILL after its third receipt; the same command does only the rest."""
+    pytest.importorskip("gcsfs", reason="stock Orbax reads buckets with it")
     output = f"gs://{bucket}/out"
     arguments = ("--source", source, "--output", output, "--chunk-bytes", "700", "--format", store_format,
                  "--direct_num_workers", "1")  # fmt: skip
@@ -277,3 +281,9 @@ def test_the_first_receipt_wins(gcs, bucket):
     receipts.discard("torn")
     assert receipts.ids() == {"a/b.c"}
     assert receipts.get("torn") is None
+
+
+def test_what_verify_needs_for_buckets_is_named(monkeypatch):
+    monkeypatch.setattr(stored_tree.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(FerryError, match=r"needs gcsfs .*: pip install 'tensorferry\[gcp\]'"):
+        stored_tree.stored_tree("gs://bucket/out/0/items")
