@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mappings.problems import PlanError
-from mappings.quantisation import resolve
 from mappings.tensors import LogicalTensor
 from pipelines.checkpoint import open_checkpoint
+from pipelines.low_bit import understand
 from transforms.dtypes import stored_bytes
 
 
@@ -74,7 +74,7 @@ def _orbax_item(path: str) -> str:
 
 def _hugging_face(path: str) -> Contents:
     checkpoint = open_checkpoint(path)
-    found = resolve(checkpoint.tensors, checkpoint.config, checkpoint.quant_config_files)
+    found = understand(checkpoint)
     summary: dict[str, Any] = found.summary
     facts = [
         f"model_type {checkpoint.config.get('model_type')}, architectures {checkpoint.config.get('architectures')}",
