@@ -25,6 +25,10 @@ class Grain:
     unit: int
     grain: int
 
+    def at_blocks(self, block: int) -> "Grain":
+        """The same axis, cut at borders of blocks only."""
+        return Grain(self.axis, math.lcm(self.unit, block), math.lcm(self.grain, block))
+
 
 @dataclass(frozen=True, slots=True)
 class Cutting:

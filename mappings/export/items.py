@@ -3,11 +3,14 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mappings.arrays import TargetArray, Use
 from mappings.chunking import SMALL_ARRAY_BYTES
 from mappings.export.grid import Chunk, Cutting, hull, touched
+from mappings.export.low_bit import BYTES_PER_ELEMENT, LowBit
+from mappings.export.shards import Place
 from mappings.geometry import Box, Range
 from mappings.items import MAX_GROUPED_PARTS, merge_items
 from mappings.tensors import LogicalTensor
@@ -126,12 +129,14 @@ def reading_bytes(chunk: Chunk, dtype: str) -> int:
     return 2 * max(BLOCK_BYTES, numpy_dtype(dtype).itemsize * math.prod(chunk))
 
 
-def held_bytes(item: WorkItem, chunks: Mapping[str, Chunk]) -> int:
-    """Bound on the tensor bytes that an item holds at once: what it read, the chunks on their way in, one part, and
-    the blocks between them."""
+def held_bytes(item: WorkItem, chunks: Mapping[str, Chunk], low_bit: Mapping[str, LowBit]) -> int:
+    """Bound on the tensor bytes that an item holds at once: what it read, the chunks on their way in, one part, the
+    blocks between them, and what a low-bit part is worked out from."""
+    elements = (math.prod(part.spec.box_shape(part.grid)) for part in item.parts if part.spec.key in low_bit)
+    coding = BYTES_PER_ELEMENT * max(elements, default=0)
     largest = max(part.nbytes for part in item.parts)
     reading = max(reading_bytes(chunks[read.tensor.name], read.tensor.dtype) for read in item.reads)
-    return region_bytes(item) + reading + largest + BLOCK_COPIES * min(BLOCK_BYTES, largest)
+    return region_bytes(item) + reading + largest + BLOCK_COPIES * min(BLOCK_BYTES, largest) + coding
 
 
 def part_item(item: WorkItem, part: int) -> WorkItem:
@@ -152,10 +157,25 @@ def _narrowed(read: Read, move: Move, emit: Emit) -> Mapping[str, Range]:
     return read.ranges if any(axis.scattered(ranges) for axis in move.source) else narrow
 
 
-def item_json(item: WorkItem, places: Mapping[str, Any], chunks: Mapping[str, Chunk]) -> dict[str, Any]:
+def item_json(
+    item: WorkItem, places: Mapping[str, Place], chunks: Mapping[str, Chunk], low_bit: Mapping[str, LowBit]
+) -> dict[str, Any]:
     """A work item as Beam carries it: with the place of each part's tensor and the chunks of what it reads."""
+    names = [low_bit[part.spec.key].codes.name if part.spec.key in low_bit else part.spec.key for part in item.parts]
     return item.to_json() | {
-        "places": [[places[part.spec.key].file, places[part.spec.key].offset] for part in item.parts],
+        "places": [[places[name].file, places[name].offset] for name in names],
         "chunks": {read.tensor.name: chunks[read.tensor.name] for read in item.reads},
-        "held_bytes": held_bytes(item, chunks),
-    }
+        "held_bytes": held_bytes(item, chunks, low_bit),
+        "low_bit": {part.spec.key: _low_bit_json(low_bit[part.spec.key], places) for part in item.parts
+                    if part.spec.key in low_bit},
+    }  # fmt: skip
+
+
+def _low_bit_json(low_bit: LowBit, places: Mapping[str, Place]) -> dict[str, Any]:
+    place = places[low_bit.scale.name]
+    return {**low_bit.to_json(), "scale_place": [place.file, place.offset]}
+
+
+def without_ops(item: WorkItem) -> WorkItem:
+    """The item that moves elements and computes nothing."""
+    return replace(item, moves=tuple(replace(move, ops=()) for move in item.moves))

@@ -3,66 +3,26 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from mappings.arrays import FLOATS, TargetArray, hf_path
+from mappings.array_spec import ArraySpec
+from mappings.arrays import TargetArray, hf_path
 from mappings.compiled import CompiledRule, compile_rule
-from mappings.export.grid import (
-    Chunk,
-    Cutting,
-    Limits,
-    choose_cutting,
-    common_grains,
-    grains,
-    group_sizes,
-)
-from mappings.export.items import ExportItems, held_bytes, item_json, reading_bytes
+from mappings.export.grid import Chunk, Cutting
+from mappings.export.items import ExportItems, held_bytes, item_json
+from mappings.export.low_bit import LowBit, refusal
 from mappings.export.shards import Shard, all_places, lay_out
+from mappings.export.wanted import Cutter, Wanted
 from mappings.family import Family
-from mappings.plan import Plan, PlanOptions, plan_rules
+from mappings.plan import Plan, plan_rules
 from mappings.problems import Problem
-from mappings.tensors import LogicalTensor
+from mappings.rule import PlainRule
+from mappings.tensors import LogicalTensor, StoredTensor
 from mappings.text import bytes_text
 from mappings.work import WorkItem
-from transforms.dtypes import numpy_dtype
 from transforms.ops import Crop
 
-SHARD_BYTES = 5_000_000_000
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What the files shall be like.
-
-    Attributes:
-      dtype: dtype of every float tensor; empty takes each from ``dtypes``.
-      dtypes: tensor name to dtype, as an existing checkpoint has them.
-      default_dtype: for tensors that ``dtypes`` does not name; empty keeps the source's.
-      order: tensor names in the order of an existing checkpoint.
-      shard_bytes: bound on the data of one file.
-      scan_layers: whether the source's layers are stacked.
-      worker_memory_bytes: bound on tensor bytes per worker process.
-      chunk_bytes: aim for the bytes of one work item.
-    """
-
-    dtype: str = ""
-    dtypes: Mapping[str, str] = field(default_factory=dict)
-    default_dtype: str = ""
-    order: Sequence[str] = ()
-    shard_bytes: int = SHARD_BYTES
-    scan_layers: bool = True
-    worker_memory_bytes: int = 1 << 30
-    chunk_bytes: int = 64 << 20
-
-    @property
-    def target(self) -> PlanOptions:
-        dtype = self.dtype or self.default_dtype or "source"
-        return PlanOptions(self.scan_layers, dtype, self.chunk_bytes, self.worker_memory_bytes)
-
-    def dtype_of(self, array: TargetArray) -> str:
-        """The dtype of a tensor; integers stay what they are."""
-        if array.spec.dtype not in FLOATS or self.dtype:
-            return array.spec.dtype
-        return self.dtypes.get(array.name, array.spec.dtype)
+OpsJson = tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -73,11 +33,15 @@ class ExportPlan(Plan):
       shards: the files.
       cuttings: tensor name to how it is cut.
       chunks: source array to the shape of what is read in one go.
+      low_bit: tensors that leave as FP8; their arrays have the dtype of what is read.
+      copied: tensors that are copied from the FP8 checkpoint byte for byte.
     """
 
     shards: tuple[Shard, ...] = ()
     cuttings: Mapping[str, Cutting] = field(default_factory=dict, repr=False)
     chunks: Mapping[str, Chunk] = field(default_factory=dict, repr=False)
+    low_bit: Mapping[str, LowBit] = field(default_factory=dict, repr=False)
+    copied: tuple[StoredTensor, ...] = ()
 
     def items(self) -> Iterator[WorkItem]:
         aim = self.options.effective_chunk_bytes
@@ -86,16 +50,32 @@ class ExportPlan(Plan):
     def lines(self) -> Iterator[tuple[str, WorkItem]]:
         places = all_places(self.shards)
         for item in self.items():
-            yield json.dumps(item_json(item, places, self.chunks), separators=(",", ":")), item
+            yield json.dumps(item_json(item, places, self.chunks, self.low_bit), separators=(",", ":")), item
 
     def _head(self) -> str:
         return super()._head() + json.dumps([shard.file for shard in self.shards])
+
+    @property
+    def specs(self) -> Iterator[ArraySpec]:
+        """Every tensor that is written: a low-bit one is two."""
+        for array in self.arrays:
+            yield from written_specs(array, self.low_bit)
+        yield from (ArraySpec((one.name,), one.dtype, one.shape, _whole(one), _whole(one)) for one in self.copied)
 
     @property
     def amplification(self) -> float:
         """Bytes that the source decodes over bytes that it holds of these arrays."""
         used = {use.source_name(at) for a in self.arrays for use in a.uses for at in _stack(use.compiled)}
         return self.totals.read_bytes / max(1, sum(self.tensors[name].nbytes for name in used))
+
+
+def written_specs(array: TargetArray, low_bit: Mapping[str, LowBit]) -> tuple[ArraySpec, ...]:
+    """The tensors that an array becomes: itself, or codes and scale."""
+    return low_bit[array.name].specs(array.spec.chunk) if array.name in low_bit else (array.spec,)
+
+
+def _whole(tensor: StoredTensor) -> Chunk:
+    return tuple(max(1, length) for length in tensor.shape)
 
 
 def _stack(compiled: CompiledRule) -> list[dict[str, int]]:
@@ -118,17 +98,48 @@ def make_export_plan(
       wanted: what the files shall be like.
       source_digest: digest of the source's metadata.
     """
-    rules = [compile_rule(rule.inverse(family.dims), family.dims) for rule in family.plain_rules(wanted.scan_layers)]
+    plain = family.plain_rules(wanted.scan_layers)
+    rules = [compile_rule(rule.inverse(family.dims), family.dims) for rule in plain]
     bare = replace(family, ties=(), ignores=(), notes=(*family.notes, *_cropped(rules)))
     plan = plan_rules(bare, rules, tensors, replace(wanted.target, dtype="source"), source_digest, hf_path)
     if plan.problems:
         return _export_plan(plan, wanted, (), {}, chunks)
-    cutter = _Cutter(wanted, tensors, chunks)
+    cutter = Cutter(wanted, tensors, chunks)
     pairs = [cutter.cut(array) for array in plan.arrays]
     arrays = tuple(array for array, _ in pairs)
     cuttings = {array.name: cutting for array, cutting in pairs}
-    made = _export_plan(plan, wanted, arrays, cuttings, chunks)
-    return replace(made, problems=tuple(_too_big(made)))
+    forward = {id(inverse): _forward(rule) for rule, inverse in zip(plain, rules, strict=True)}
+    low_bit, problems = _low_bit(arrays, wanted.low_bit, forward)
+    made = _export_plan(replace(plan, problems=problems), wanted, arrays, cuttings, chunks, low_bit)
+    return replace(made, problems=(*problems, *(() if problems else _too_big(made))))
+
+
+def _forward(rule: PlainRule) -> OpsJson:
+    return tuple(op.to_json() for op in rule.ops if op.elementwise)
+
+
+def _low_bit(
+    arrays: Sequence[TargetArray], tensors: Mapping[str, LogicalTensor], forward: Mapping[int, OpsJson]
+) -> tuple[dict[str, LowBit], tuple[Problem, ...]]:
+    """The arrays that leave as FP8, and why some cannot."""
+    found, problems = {}, []
+    for array in arrays:
+        tensor = tensors.get(array.name)
+        if tensor is None:
+            continue
+        ways = {json.dumps(forward[id(use.compiled)]) for use in array.uses}
+        problem = refusal(tensor) or (_mixed(tensor) if len(ways) > 1 or tensor.shape != array.spec.shape else None)
+        if problem:
+            problems.append(problem)
+        else:
+            found[array.name] = LowBit(tensor, forward[id(array.uses[0].compiled)])
+    return found, tuple(problems)
+
+
+def _mixed(tensor: LogicalTensor) -> Problem:
+    expected = "one shape and one arithmetic for a whole tensor (--fp8-from)"
+    fix = "Export without --fp8-from, or give the FP8 checkpoint of this very model."
+    return Problem(tensor.name, expected, f"{list(tensor.shape)}, or several rules for its parts", fix)
 
 
 def _export_plan(
@@ -137,8 +148,9 @@ def _export_plan(
     arrays: tuple[TargetArray, ...],
     cuttings: Mapping[str, Cutting],
     chunks: Mapping[str, Chunk],
+    low_bit: Mapping[str, LowBit] | None = None,
 ) -> ExportPlan:
-    return ExportPlan(
+    plain = ExportPlan(
         family=plan.family,
         options=wanted.target,
         source_digest=plan.source_digest,
@@ -147,46 +159,12 @@ def _export_plan(
         tensors=plan.tensors,
         problems=plan.problems,
         notes=plan.notes,
-        shards=lay_out([array.spec for array in arrays], wanted.shard_bytes, wanted.order),
         cuttings=cuttings,
         chunks=chunks,
+        low_bit=low_bit or {},
+        copied=tuple(wanted.copied),
     )
-
-
-class _Cutter:
-    """Gives each tensor its dtype and its cuts; tensors of the same rules and dtype are cut alike."""
-
-    def __init__(self, wanted: Wanted, tensors: Mapping[str, LogicalTensor], chunks: Mapping[str, Chunk]) -> None:
-        self._wanted, self._tensors, self._chunks = wanted, tensors, chunks
-        self._known: dict[tuple, Cutting] = {}
-
-    def cut(self, array: TargetArray) -> tuple[TargetArray, Cutting]:
-        spec = array.spec
-        sources = [use.source_name(dict.fromkeys(use.compiled.stack, 0)) for use in array.uses]
-        dtype = self._wanted.dtype_of(self._typed(array))
-        key = (tuple(id(use.compiled) for use in array.uses), dtype, *(self._chunks[name] for name in sources))
-        if key not in self._known:
-            self._known[key] = self._cutting(array, sources, dtype)
-        cutting = self._known[key]
-        return replace(array, spec=replace(spec, dtype=dtype, chunk=cutting.chunk, inner=cutting.chunk)), cutting
-
-    def _typed(self, array: TargetArray) -> TargetArray:
-        general = self._wanted.dtype or self._wanted.default_dtype
-        if not general or array.spec.dtype not in FLOATS:
-            return array
-        return replace(array, spec=replace(array.spec, dtype=general))
-
-    def _cutting(self, array: TargetArray, sources: Sequence[str], dtype: str) -> Cutting:
-        rules = [use.compiled for use in array.uses]
-        chunks = [self._chunks[name] for name in sources]
-        found = [self._tensors[name] for name in sources]
-        cuts = common_grains([grains(rule, chunk) for rule, chunk in zip(rules, chunks, strict=True)])
-        sizes = [group_sizes(rule, chunk) for rule, chunk in zip(rules, chunks, strict=True)]
-        group = {atom: min(one.get(atom, 1) for one in sizes) for atom in sizes[0]}
-        reading = max(reading_bytes(chunk, one.dtype) for chunk, one in zip(chunks, found, strict=True))
-        itemsize = max(numpy_dtype(name).itemsize for name in (dtype, *(one.dtype for one in found)))
-        limits = Limits(self._wanted.target.effective_chunk_bytes, self._wanted.worker_memory_bytes)
-        return choose_cutting(array.spec.shape, itemsize, cuts, group, limits, reading)
+    return replace(plain, shards=lay_out(plain.specs, wanted.shard_bytes, wanted.order))
 
 
 def _cropped(rules: Sequence[CompiledRule]) -> Iterator[str]:
@@ -203,7 +181,7 @@ def _too_big(plan: ExportPlan) -> Iterator[Problem]:
     bound = plan.options.worker_memory_bytes
     worst: dict[str, tuple[int, str]] = {}
     for item in plan.items():
-        held = held_bytes(item, plan.chunks)
+        held = held_bytes(item, plan.chunks, plan.low_bit)
         if held > bound:
             array = item.reads[0].tensor.name
             worst[array] = max(worst.get(array, (0, "")), (held, item.parts[0].spec.key))

@@ -6,7 +6,7 @@ command is given again.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipelines.commands.arguments import byte_count
 
@@ -18,6 +18,7 @@ examples:
 
 exit codes: 0 done; 1 it failed and nothing was committed, the same command resumes; 2 the plan does not add up.
 """
+_SHOWN = 10
 FLOAT_DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -38,6 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     layers.add_argument(
         "--no-scan-layers", dest="scan_layers", action="store_false",
         help="the source's layers are separate (default: found from its tree)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fp8-from", default="", metavar="PATH",
+        help="an FP8 checkpoint of the model: what is unchanged since keeps its codes and scales, what changed is "
+        "requantised in the same scheme",
     )  # fmt: skip
     parser.add_argument("--family", default="auto", help="model family; auto (default) takes it from config.json")
     parser.add_argument(
@@ -105,9 +111,21 @@ def run(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
     print(
         f"{totals.arrays:,} tensors, {bytes_text(totals.write_bytes)}, {len(plan.shards):,} files in {outcome.output}"
     )
+    _tell_low_bit(outcome.changed)
     if outcome.kept_items:
         print(f"{outcome.kept_items:,} of {totals.work_items:,} work items were finished by an earlier run")
     return 0
+
+
+def _tell_low_bit(changed: Mapping[str, tuple[int, int]]) -> None:
+    """Which weights were requantised."""
+    if changed:
+        new = {name: counts for name, counts in changed.items() if counts[0]}
+        print(f"{len(changed) - len(new):,} FP8 weights are unchanged and kept byte for byte, {len(new):,} requantised")
+        for name, (blocks, total) in list(new.items())[:_SHOWN]:
+            print(f"  {name}: {blocks:,} of {total:,} blocks")
+        if len(new) > _SHOWN:
+            print(f"  and {len(new) - _SHOWN:,} more: all in tensorferry.manifest.json")
 
 
 def export_options(args: argparse.Namespace):
@@ -115,9 +133,10 @@ def export_options(args: argparse.Namespace):
     from pipelines.convert import absolute
     from pipelines.exporting.planning import ExportOptions
 
+    fp8_from = getattr(args, "fp8_from", "")
     return ExportOptions(
         absolute(args.source), absolute(args.config), args.family, args.dtype or "", args.scan_layers, args.rope_lanes,
-        args.shard_bytes, args.chunk_bytes, args.worker_memory_bytes,
+        absolute(fp8_from) if fp8_from else "", args.shard_bytes, args.chunk_bytes, args.worker_memory_bytes,
     )  # fmt: skip
 
 

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from mappings.array_spec import ArraySpec
 from mappings.arrays import TargetArray
+from mappings.export.plan import written_specs
 from pipelines.exporting.planning import Export, ExportOptions
 from pipelines.manifest import MANIFEST_FORMAT, Receipt, chunk_receipts, versions
 from transforms.digest import combine
@@ -32,13 +34,34 @@ def export_manifest(export: Export, options: ExportOptions, receipts: Mapping[st
         "notes": [*plan.notes, *export.notes],
         "files": {shard.file: shard.nbytes for shard in plan.shards},
         "copied": sorted(export.repository.files),
-        "arrays": {array.name: _array(array, parts) for array in plan.arrays},
+        "arrays": {array.name: _array(array, array.spec, parts) for array in plan.arrays},
+        "low_bit": _low_bit(export, receipts),
         "versions": versions(),
     }
 
 
-def _array(array: TargetArray, parts: Mapping[tuple[str, tuple[int, ...]], Mapping[str, Any]]) -> dict[str, Any]:
-    spec = array.spec
+def _low_bit(export: Export, receipts: Mapping[str, Receipt]) -> dict[str, Any]:
+    """Per weight that left as FP8: its two tensors, and how many blocks of its scale changed."""
+    plan = export.plan
+    told = [part for receipt in receipts.values() for part in receipt.get("scales", ())]
+    parts = {(part["array"], tuple(part["grid"])): part for part in told}
+    found = {}
+    for array in plan.arrays:
+        if array.name in plan.low_bit:
+            codes, scale = written_specs(array, plan.low_bit)
+            own = [parts[scale.key, index] for index in scale.indices()]
+            found[array.name] = {
+                "codes": {"name": codes.key, "dtype": codes.dtype},
+                "scale": _array(array, scale, parts) | {"name": scale.key},
+                "changed_blocks": sum(part["changed_blocks"] for part in own),
+                "blocks": sum(part["blocks"] for part in own),
+            }
+    return found
+
+
+def _array(
+    array: TargetArray, spec: ArraySpec, parts: Mapping[tuple[str, tuple[int, ...]], Mapping[str, Any]]
+) -> dict[str, Any]:
     told = [parts[spec.key, index] for index in spec.indices()]
     total = Statistics.from_json(told[0]["statistics"])
     for part in told[1:]:

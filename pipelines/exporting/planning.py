@@ -9,10 +9,12 @@ from typing import Any
 from mappings.arrays import FLOATS
 from mappings.compiled import compile_rule
 from mappings.config import Config
-from mappings.export.plan import SHARD_BYTES, ExportPlan, Wanted, make_export_plan
+from mappings.export.plan import ExportPlan, make_export_plan
 from mappings.export.tree import Parameters
+from mappings.export.wanted import SHARD_BYTES, Wanted
 from mappings.family import Family, FamilyOptions, make_family
 from mappings.problems import FerryError, Problem
+from pipelines.exporting.fp8_source import Fp8Source, open_fp8_source
 from pipelines.exporting.repository import Repository, exported_config, open_repository
 from pipelines.exporting.source import ExportSource, open_export_source
 
@@ -31,6 +33,7 @@ class ExportOptions:
       dtype: dtype of the weights; empty takes what the repository has.
       scan_layers: whether the source's layers are stacked; None finds out.
       rope_lanes: the lane order of the source; ``auto`` as for a conversion.
+      fp8_from: path or URL of an FP8 checkpoint whose codes and scales are kept where weights are unchanged.
       shard_bytes: bound on the tensor bytes of one file.
       chunk_bytes: aim for the bytes of one work item.
       worker_memory_bytes: bound on tensor bytes per worker process.
@@ -42,6 +45,7 @@ class ExportOptions:
     dtype: str = ""
     scan_layers: bool | None = None
     rope_lanes: str = "auto"
+    fp8_from: str = ""
     shard_bytes: int = SHARD_BYTES
     chunk_bytes: int = 64 << 20
     worker_memory_bytes: int = 1 << 30
@@ -54,6 +58,7 @@ class Export:
     Attributes:
       source: the Orbax checkpoint.
       repository: what ``--config`` names.
+      fp8: what ``--fp8-from`` names.
       plan: what will be done.
       config: the bytes of the exported config.json.
       notes: what a user should know beside the plan.
@@ -62,6 +67,7 @@ class Export:
 
     source: ExportSource
     repository: Repository
+    fp8: Fp8Source
     plan: ExportPlan
     config: bytes = field(repr=False)
     notes: tuple[str, ...] = ()
@@ -78,19 +84,28 @@ def plan_export(options: ExportOptions) -> Export:
     """
     source, repository = open_export_source(options.source), open_repository(options.config)
     scanned = scanned_layers(source.parameters, source.custom, options.scan_layers)
-    family = _family(source, repository, options, scanned)
+    fp8 = open_fp8_source(options.fp8_from)
+    family = _family(source, repository, fp8, options, scanned)
     source = source.renamed(_array_names(family, scanned))
     constants = constant_arrays(family, source.tensors, scanned)
     tensors = {name: tensor for name, tensor in source.tensors.items() if name not in constants}
-    digest = f"{source.digest}/{repository.digest}"
+    digest = "/".join(filter(None, (source.digest, repository.digest, fp8.digest)))
     wanted = Wanted(
-        options.dtype, repository.dtypes, repository.default_dtype, repository.names, options.shard_bytes, scanned,
-        options.worker_memory_bytes, options.chunk_bytes,
-    )  # fmt: skip
+        dtype=options.dtype,
+        dtypes={**repository.dtypes, **fp8.dtypes},
+        default_dtype=repository.default_dtype,
+        order=fp8.order or repository.names,
+        low_bit=fp8.low_bit,
+        copied=fp8.copied,
+        shard_bytes=options.shard_bytes,
+        scan_layers=scanned,
+        worker_memory_bytes=options.worker_memory_bytes,
+        chunk_bytes=options.chunk_bytes,
+    )
     plan = make_export_plan(family, tensors, source.chunks, wanted, digest)
-    config, changed = exported_config(repository, _main_dtype(plan) or repository.default_dtype)
+    config, changed = exported_config(repository, _main_dtype(plan) or repository.default_dtype, fp8.config)
     notes = (*(f"left out: {told}" for told in source.parameters.left_out), *changed, *_names(plan, family, repository))
-    return Export(source, repository, plan, config, notes, constants)
+    return Export(source, repository, fp8, plan, config, notes, constants)
 
 
 def _array_names(family: Family, scanned: bool) -> frozenset[str]:
@@ -134,7 +149,9 @@ def _layers(scanned: bool) -> str:
     return "stacked layers (layers/…) in the tree" if scanned else "separate layers (layers_0/…) in the tree"
 
 
-def _family(source: ExportSource, repository: Repository, options: ExportOptions, scanned: bool) -> Family:
+def _family(
+    source: ExportSource, repository: Repository, fp8: Fp8Source, options: ExportOptions, scanned: bool
+) -> Family:
     arrays = source.parameters.arrays
     told = source.manifest.get("options", {})
     mapping = told.get("mapping", {})
@@ -149,7 +166,7 @@ def _family(source: ExportSource, repository: Repository, options: ExportOptions
         mtp=mapping.get("mtp", any("mtp" in name for name in arrays)),
     )
     family = options.family if options.family != "auto" else told.get("family", "auto")
-    return make_family(config, frozenset(repository.names), wanted, family)
+    return make_family(config, frozenset(repository.names or fp8.order), wanted, family)
 
 
 def _with_head(config: Config, told: Mapping[str, Any]) -> Config:
@@ -162,7 +179,7 @@ def _main_dtype(plan: ExportPlan) -> str:
     """The dtype of most exported elements."""
     counts: Counter[str] = Counter()
     for array in plan.arrays:
-        if array.spec.dtype in FLOATS:
+        if array.spec.dtype in FLOATS and array.name not in plan.low_bit:
             counts[array.spec.dtype] += array.spec.nbytes
     return counts.most_common(1)[0][0] if counts else ""
 
@@ -171,7 +188,7 @@ def _names(plan: ExportPlan, family: Family, repository: Repository) -> Iterator
     """Tensors that the repository has and the export has not, and the other way round, with reasons."""
     if not repository.names or plan.problems:
         return
-    ours = {array.name for array in plan.arrays}
+    ours = {spec.key for spec in plan.specs} | {array.name for array in plan.arrays}
     absent = [name for name in repository.names if name not in ours]
     reasons: dict[str, list[str]] = {}
     ties = {tie.name: tie.to for tie in family.ties}

@@ -130,12 +130,15 @@ def _from_headers(source: ByteSource) -> tuple[dict[str, str], tuple[str, ...], 
     return dtypes, tuple(dtypes), quantised
 
 
-def exported_config(repository: Repository, dtype: str) -> tuple[bytes, tuple[str, ...]]:
+def exported_config(
+    repository: Repository, dtype: str, quantisation: Mapping[str, Any] | None = None
+) -> tuple[bytes, tuple[str, ...]]:
     """config.json for the exported weights: the same bytes unless dtype or quantisation change.
 
     Args:
       repository: whose config.json it is.
       dtype: the dtype of most exported weights.
+      quantisation: quantisation keys that it must have at its top level; None when weights are plain.
 
     Returns:
       The file's bytes, and what was changed, as sentences.
@@ -145,9 +148,13 @@ def exported_config(repository: Repository, dtype: str) -> tuple[bytes, tuple[st
     for where, part in _parts(config):
         _set_dtype(part, dtype, where, told)
         for key in QUANTISATION_KEYS:
-            if key in part:
+            if quantisation is None and key in part:
                 del part[key]
                 told.append(f"config.json: {where}{key} removed, the weights are {dtype}")
+    for key, value in (quantisation or {}).items():
+        if config.get(key) != value:
+            config[key] = value
+            told.append(f"config.json: {key} as in --fp8-from")
     if not told:
         return repository.raw, ()
     return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode(), tuple(told)

@@ -4,8 +4,9 @@ import json
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from mappings.text import bytes_text
 from mappings.work import Part, WorkItem
 from pipelines.convert import refuse_full_disk
 from pipelines.exporting.files import ShardFiles
+from pipelines.exporting.fp8_source import open_fp8_source
 from pipelines.exporting.manifest import export_manifest
 from pipelines.exporting.output_dir import OutputDir
 from pipelines.exporting.planning import Export, ExportOptions, plan_export
@@ -58,6 +60,7 @@ class ExportOutcome:
       done_items: work items done in this run.
       kept_items: work items found finished.
       peak_rss_bytes: largest resident set of a worker process.
+      changed: FP8 weight to how many blocks of its scale changed, and how many it has.
     """
 
     export: Export
@@ -65,6 +68,7 @@ class ExportOutcome:
     done_items: int = 0
     kept_items: int = 0
     peak_rss_bytes: int = 0
+    changed: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def run_export(options: ExportOptions, output: ExportOutput, say: Say) -> ExportOutcome:
@@ -137,18 +141,23 @@ class _Run:
         if missing:
             raise FerryError(f"{len(missing):,} work items left no receipt. Run the same command again to resume.")
         self._refuse_changed_source()
-        self._write_small_files()
+        self._copy_tensors()
+        manifest = self._write_small_files()
         self.files.check(self.plan.shards)
         shutil.rmtree(self.work_dir, ignore_errors=True)
         self.run.commit(SINGLE_FILE if len(self.plan.shards) == 1 else INDEX_FILE)
-        return ExportOutcome(self.export, self.run.output, len(todo), before.items, peak)
+        told = manifest["low_bit"].items()
+        changed = {name: (one["changed_blocks"], one["blocks"]) for name, one in told}
+        return ExportOutcome(self.export, self.run.output, len(todo), before.items, peak, changed)
 
     def _ferry(self, todo: list[tuple[str, WorkItem]], before: Done) -> int:
         self.work_dir.mkdir(exist_ok=True)
         path = self.work_dir / "items.jsonl"
         path.write_text("".join(f"{line}\n" for line, _ in todo))
         bound = self.options.worker_memory_bytes
-        work = ExportWork(self.export.source.item, self.files, self.run.receipts, bound, uuid.uuid4().hex)
+        work = ExportWork(
+            self.export.source.item, self.files, self.run.receipts, self.export.fp8.url, bound, uuid.uuid4().hex
+        )
         how = RunOptions(
             beam_args=self.output.beam_args,
             state_dir=str(self.work_dir),
@@ -167,9 +176,11 @@ class _Run:
                 self.run.receipts.discard(item.id)
 
     def _is_there(self, item: WorkItem, told: Iterable[Mapping[str, str]], places: Mapping[str, Place]) -> bool:
+        """Whether the parts of an item are in the files; low-bit ones are always done again."""
         try:
             return all(
-                digest(self._part(part, places)) == one["digest"] for part, one in zip(item.parts, told, strict=True)
+                part.spec.key not in self.plan.low_bit and digest(self._part(part, places)) == one["digest"]
+                for part, one in zip(item.parts, told, strict=True)
             )
         except (OSError, ValueError):
             return False
@@ -182,21 +193,42 @@ class _Run:
 
     def _refuse_changed_source(self) -> None:
         planned = self.plan.source_digest
-        now = f"{open_export_source(self.options.source).digest}/{open_repository(self.options.config).digest}"
+        opened = (
+            open_export_source(self.options.source),
+            open_repository(self.options.config),
+            open_fp8_source(self.options.fp8_from),
+        )
+        now = "/".join(filter(None, (one.digest for one in opened)))
         if now != planned:
             raise FerryError(str(Problem(
                 self.options.source, "source and --config as they were planned", "other metadata",
                 f"Remove {self.run.state_dir} and start again on a source at rest.",
             )))  # fmt: skip
 
-    def _write_small_files(self) -> None:
+    def _copy_tensors(self) -> None:
+        """Writes the FP8 checkpoint's tensors that belong to no weight."""
+        places, checkpoint = all_places(self.plan.shards), self.export.fp8.checkpoint
+        if checkpoint is None:
+            return
+        for tensor in self.plan.copied:
+            spec = next(spec for spec in self.plan.specs if spec.key == tensor.name)
+            octets = checkpoint.source.read(tensor.file, tensor.offset, tensor.nbytes)
+            array = np.frombuffer(octets, numpy_dtype(tensor.dtype)).reshape(tensor.shape)
+            place = places[tensor.name]
+            self.files.write(Part(spec, (0,) * len(spec.shape)), place.file, place.offset, array)
+
+    def _write_small_files(self) -> dict[str, Any]:
         folder, repository = self.run.files_dir, self.export.repository
         for name, size in repository.files.items():
             (folder / name).write_bytes(repository.source.read(name, 0, size))
+        for name, content in self.export.fp8.files().items():
+            (folder / name).write_bytes(content)
         (folder / CONFIG).write_bytes(self.export.config)
         if len(self.plan.shards) > 1:
             (folder / INDEX_FILE).write_text(json.dumps(index_of(self.plan.shards), indent=2) + "\n")
-        write_json(folder / MANIFEST_NAME, export_manifest(self.export, self.options, self.run.receipts.finished()))
+        manifest = export_manifest(self.export, self.options, self.run.receipts.finished())
+        write_json(folder / MANIFEST_NAME, manifest)
+        return manifest
 
 
 def _numbered(lines: Iterable[tuple[str, WorkItem]]) -> Iterable[tuple[str, tuple[str, WorkItem]]]:

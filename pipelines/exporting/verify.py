@@ -1,18 +1,22 @@
 """Verifying an export: re-reads source and files by other code than wrote them, and compares every element."""
 
 import json
+import math
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
+from mappings.export.items import item_json
+from mappings.export.low_bit import LowBit
+from mappings.export.plan import ExportPlan
 from mappings.export.shards import INDEX_FILE, Place, all_places
 from mappings.geometry import Box
-from mappings.plan import Plan
 from mappings.problems import FerryError
 from mappings.tensors import LogicalTensor
 from mappings.work import Part, WorkItem
@@ -21,13 +25,19 @@ from pipelines.expected import expected_parts
 from pipelines.exporting.manifest import KIND
 from pipelines.exporting.planning import Export, options_of, plan_export
 from pipelines.exporting.repository import CONFIG
+from pipelines.exporting.work import Task
 from pipelines.memory import shared_budget
 from pipelines.orbax_view import OrbaxItem, read_region
 from pipelines.receipts import Receipts
 from pipelines.runner import RunOptions, run_items
 from pipelines.sinks.listing import MANIFEST_NAME
 from pipelines.verify import Difference, Verdict, compare_part, held_bytes, sampled
+from transforms.decode.scales import scale_values
+from transforms.digest import digest
 from transforms.dtypes import numpy_dtype
+from transforms.requantise import block_counts, spread
+
+_CODE_SLACK = 0.07
 
 
 def is_export(output: str) -> bool:
@@ -86,9 +96,10 @@ def _compare(
     plan, places = export.plan, all_places(export.plan.shards)
     chosen = list(sampled(plan.items(), sample, plan.digest))
     lines = scratch / "items.jsonl"
-    lines.write_text("".join(_line(one, manifest, places) for one in chosen))
+    lines.write_text("".join(_line(one, manifest, places, plan) for one in chosen))
     bound = plan.options.worker_memory_bytes
-    work = VerifyExport(output, export.source.item, Receipts(str(scratch / "found")), bound, uuid.uuid4().hex)
+    found = Receipts(str(scratch / "found"))
+    work = VerifyExport(output, export.source.item, found, bound, uuid.uuid4().hex)
     how = RunOptions(beam_args=beam_args, state_dir=str(scratch), show_progress=show_progress)
     run_items(str(lines), [one.write_bytes for one in chosen], work, how)
     receipts = list(work.receipts.finished().values())
@@ -100,11 +111,10 @@ def _compare(
     return Verdict(output, len(tensors), nbytes, sum(receipt["elements"] for receipt in receipts), differences)
 
 
-def _line(item: WorkItem, manifest: Mapping[str, Any], places: Mapping[str, Place]) -> str:
+def _line(item: WorkItem, manifest: Mapping[str, Any], places: Mapping[str, Place], plan: ExportPlan) -> str:
     """A work item with the digests that its parts must have, and where they lie."""
-    data = item.to_json()
+    data = item_json(item, places, plan.chunks, plan.low_bit)
     data["digests"] = [_told(part, manifest) for part in item.parts]
-    data["places"] = [[places[part.spec.key].file, places[part.spec.key].offset] for part in item.parts]
     return json.dumps(data, separators=(",", ":")) + "\n"
 
 
@@ -135,28 +145,72 @@ class VerifyExport:
         """Nothing to prepare."""
 
     def __call__(self, item: dict[str, Any]) -> dict[str, Any]:
-        one = WorkItem.from_json(item)
-        with shared_budget(self.run_token, self.worker_memory_bytes).admit(held_bytes(one)):
-            receipt = self._compare(one, item["digests"], item["places"])
-        self.receipts.add(one.id, receipt)
+        task = Task.from_json(item)
+        coding = task.held_bytes if task.low_bit else 0
+        with shared_budget(self.run_token, self.worker_memory_bytes).admit(held_bytes(task.item) + coding):
+            receipt = self._compare(task, item["digests"])
+        self.receipts.add(task.item.id, receipt)
         return receipt
 
-    def _compare(self, item: WorkItem, digests: list[str], places: list[tuple[str, int]]) -> dict[str, Any]:
+    def _compare(self, task: Task, digests: list[str]) -> dict[str, Any]:
         def load(tensor: LogicalTensor, box: Box) -> np.ndarray:
             key = tensor.stored["values"].file
             return read_region(self.source.open(key), key, box)
 
         differences: list[Difference] = []
-        for part, wanted, told, place in zip(item.parts, expected_parts(item, load), digests, places, strict=True):
-            differences += compare_part(part, wanted, self._found(part, *place), told)
-        elements = sum(int(np.prod(part.spec.box_shape(part.grid))) for part in item.parts)
+        item = task.item
+        # A low-bit part is compared in float32: what it decodes to against what the array says.
+        exact = replace(item, parts=tuple(_float32(part, task.low_bit) for part in item.parts))
+        for part, wanted, told, place in zip(
+            item.parts, expected_parts(exact, load), digests, task.places, strict=True
+        ):
+            if part.spec.key in task.low_bit:
+                differences += self._compare_low_bit(part, wanted, told, place, *task.low_bit[part.spec.key])
+            else:
+                differences += compare_part(part, wanted, self._found(part, *place), told)
+        elements = sum(math.prod(part.spec.box_shape(part.grid)) for part in item.parts)
         return {"bytes": item.write_bytes, "elements": elements, "differences": [vars(one) for one in differences]}
+
+    def _compare_low_bit(
+        self, part: Part, wanted: np.ndarray, told: str, place: tuple[str, int], low_bit: LowBit,
+        scale_place: tuple[str, int],
+    ) -> list[Difference]:  # fmt: skip
+        """Codes times scale against the wanted values: no further off than a code's rounding."""
+        code_spec, scale_spec = low_bit.specs(part.spec.chunk)
+        codes = self._found(Part(code_spec, part.grid), *place)
+        scale_part = Part(scale_spec, low_bit.scale_grid(part.grid))
+        scales = scale_values(self._found(scale_part, *scale_place), low_bit.tensor.params["encoding"])
+        scales = spread(scales.reshape(block_counts(wanted.shape, low_bit.blocks)), wanted.shape, low_bit.blocks)
+        return compare_codes(part, wanted, codes, scales, told)
 
     def _found(self, part: Part, file: str, offset: int) -> np.ndarray:
         spec = part.spec
         whole = np.memmap(Path(self.output, file), np.uint8, "r", offset, spec.nbytes)
         tensor = whole.view(numpy_dtype(spec.dtype)).reshape(spec.shape)
         return np.array(tensor[tuple(slice(*span) for span in spec.box(part.grid))])
+
+
+def _float32(part: Part, low_bit: Mapping[str, Any]) -> Part:
+    return replace(part, spec=replace(part.spec, dtype="float32")) if part.spec.key in low_bit else part
+
+
+def compare_codes(part: Part, wanted: np.ndarray, codes: np.ndarray, scales: np.ndarray, told: str) -> list[Difference]:
+    """Differences of one low-bit part: values further off than rounding explains, and the manifest's digest.
+
+    A code is off by half a step of its own binade at most, and what was stored in bfloat16 in between by a little more.
+    """
+    info = ml_dtypes.finfo(codes.dtype)
+    found = codes.astype(np.float32) * scales
+    step = np.maximum(np.abs(wanted) * np.float32(info.eps), scales * np.float32(info.smallest_subnormal))
+    wrong = ~(np.abs(found - wanted) <= step * np.float32(0.5 + _CODE_SLACK))
+    where = f"chunk {list(part.grid)}"
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        index = [low + i for (low, _), i in zip(part.spec.box(part.grid), at, strict=True)]
+        count = f"({int(np.count_nonzero(wrong)):,} elements are off in {where})"
+        return [Difference(part.spec.key, f"index {index}", str(wanted[at]), f"{found[at]} {count}")]
+    now = digest(np.ascontiguousarray(codes))
+    return [] if now == told else [Difference(part.spec.key, where, f"digest {told} (manifest)", now)]
 
 
 def _plan_differences(export: Export, manifest: Mapping[str, Any]) -> Iterator[Difference]:
@@ -168,10 +222,10 @@ def _plan_differences(export: Export, manifest: Mapping[str, Any]) -> Iterator[D
                          "Tensorferry")  # fmt: skip
 
 
-def _header_differences(plan: Plan, written: Checkpoint) -> Iterator[Difference]:
+def _header_differences(plan: ExportPlan, written: Checkpoint) -> Iterator[Difference]:
     """What the files' own headers and index say, against the plan."""
     found = {name: (tensor.dtype, list(tensor.shape)) for name, tensor in written.tensors.items()}
-    wanted = {array.name: (array.spec.dtype, list(array.spec.shape)) for array in plan.arrays}
+    wanted = {spec.key: (spec.dtype, list(spec.shape)) for spec in plan.specs}
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             told, there = wanted.get(name, "no such tensor"), found.get(name, "no such tensor")

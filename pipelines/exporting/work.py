@@ -1,63 +1,119 @@
 """The work on one item of an export: read its boxes, assemble its parts one by one, write each where it belongs."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from mappings.export.grid import Chunk
-from mappings.export.items import part_item
-from mappings.work import WorkItem
+from mappings.export.items import part_item, without_ops
+from mappings.export.low_bit import LowBit
+from mappings.work import Part, WorkItem
 from pipelines.assemble import assemble
+from pipelines.byte_source import open_source
 from pipelines.exporting.files import ShardFiles
+from pipelines.exporting.low_bit import low_bit_part
 from pipelines.exporting.reading import from_regions, read_regions
 from pipelines.memory import shared_budget
 from pipelines.orbax_view import OrbaxItem
 from pipelines.receipts import Receipts
 from pipelines.regions import Scratch, ScratchPool
 from transforms.digest import digest
+from transforms.requantise import block_counts
 from transforms.statistics import statistics
 
 _pools: dict[str, ScratchPool] = {}
 
 
-def export_item(
-    item: WorkItem,
-    places: list[tuple[str, int]],
-    chunks: Mapping[str, Chunk],
-    source: OrbaxItem,
-    files: ShardFiles,
-    scratch: Scratch,
-) -> dict[str, Any]:
-    """Does one work item.
+@dataclass(frozen=True)
+class Task:
+    """A work item with what only exports need.
 
-    Args:
+    Attributes:
       item: what to read and write.
       places: of each part's tensor: its file and the offset of its first byte.
       chunks: of each array that is read: the shape of what is read in one go.
+      low_bit: part's key to the tensor of the FP8 checkpoint, and the place of its scale.
+      held_bytes: bound on the tensor bytes that it holds at once.
+    """
+
+    item: WorkItem
+    places: tuple[tuple[str, int], ...]
+    chunks: Mapping[str, Chunk]
+    low_bit: Mapping[str, tuple[LowBit, tuple[str, int]]]
+    held_bytes: int
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Task":
+        return cls(
+            WorkItem.from_json(data),
+            tuple((file, offset) for file, offset in data["places"]),
+            {name: tuple(chunk) for name, chunk in data["chunks"].items()},
+            {key: (LowBit.from_json(one), tuple(one["scale_place"])) for key, one in data["low_bit"].items()},
+            data["held_bytes"],
+        )
+
+
+def export_item(task: Task, source: OrbaxItem, files: ShardFiles, fp8: str, scratch: Scratch) -> dict[str, Any]:
+    """Does one work item.
+
+    Args:
+      task: what to read and write.
       source: the arrays.
       files: the files.
+      fp8: URL of the FP8 checkpoint; empty without.
       scratch: memory to use again.
 
     Returns:
-      The receipt: per part its tensor, grid index, digest and statistics; bytes read and written; seconds.
+      The receipt: per part its tensor, grid index, digest and statistics; for low-bit parts those of the scale, and
+      how many blocks changed; bytes read and written; seconds.
     """
-    started = time.perf_counter()
-    load = from_regions(read_regions(item, chunks, source, scratch))
-    told = []
-    for number, (part, (file, offset)) in enumerate(zip(item.parts, places, strict=True)):
+    started, item = time.perf_counter(), task.item
+    load = from_regions(read_regions(item, task.chunks, source, scratch))
+    told, scales = [], []
+    for number, (part, place) in enumerate(zip(item.parts, task.places, strict=True)):
         buffer = scratch.array("part", part.spec.box_shape(part.grid), part.spec.dtype)
-        (array,) = assemble(part_item(item, number), load, [buffer])
-        files.write(part, file, offset, array)
-        told.append({
-            "array": part.spec.key,
-            "grid": list(part.grid),
-            "digest": digest(array),
-            "statistics": statistics(array).to_json(),
-        })  # fmt: skip
+        one = part_item(item, number)
+        if part.spec.key in task.low_bit:
+            (raw,) = assemble(without_ops(one), load, [buffer])
+            written, scale = _write_low_bit(raw, one, task.low_bit[part.spec.key], place, files, fp8)
+            scales.append(scale)
+        else:
+            (written,) = assemble(one, load, [buffer])
+            files.write(part, *place, written)
+        told.append(_told(part.spec.key, part.grid, written))
     seconds = round(time.perf_counter() - started, 4)
-    return {"item": item.id, "parts": told, "read_bytes": item.read_bytes, "bytes": item.write_bytes,
-            "seconds": seconds}  # fmt: skip
+    return {"item": item.id, "parts": told, "scales": scales, "read_bytes": item.read_bytes,
+            "bytes": item.write_bytes, "seconds": seconds}  # fmt: skip
+
+
+def _told(key: str, grid: tuple[int, ...], array: np.ndarray) -> dict[str, Any]:
+    array = np.ascontiguousarray(array)
+    return {"array": key, "grid": list(grid), "digest": digest(array), "statistics": statistics(array).to_json()}
+
+
+def _write_low_bit(
+    raw: np.ndarray,
+    item: WorkItem,
+    low_bit: tuple[LowBit, tuple[str, int]],
+    place: tuple[str, int],
+    files: ShardFiles,
+    fp8: str,
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Writes codes and scales of the item's only part; the codes, and what is told of the scales."""
+    tensor, scale_place = low_bit
+    part, ops = item.parts[0], item.moves[item.reads[0].move].ops
+    box = part.spec.box(part.grid)
+    codes, scales, changed = low_bit_part(raw, box, tensor, ops, open_source(fp8))
+    code_spec, scale_spec = tensor.specs(part.spec.chunk)
+    files.write(Part(code_spec, part.grid), *place, np.ascontiguousarray(codes))
+    scale_part = Part(scale_spec, tensor.scale_grid(part.grid))
+    files.write(scale_part, *scale_place, np.ascontiguousarray(scales))
+    total = math.prod(block_counts(raw.shape, tensor.blocks))
+    return codes, _told(scale_spec.key, scale_part.grid, scales) | {"changed_blocks": changed, "blocks": total}
 
 
 @dataclass(frozen=True)
@@ -68,6 +124,7 @@ class ExportWork:
       source: the arrays.
       files: the files.
       receipts: where receipts go.
+      fp8: URL of the FP8 checkpoint; empty without.
       worker_memory_bytes: bound on tensor bytes that one worker process holds at once.
       run_token: names the run; all threads of a process share one budget under it.
     """
@@ -75,6 +132,7 @@ class ExportWork:
     source: OrbaxItem
     files: ShardFiles
     receipts: Receipts
+    fp8: str
     worker_memory_bytes: int
     run_token: str
 
@@ -82,12 +140,10 @@ class ExportWork:
         """Nothing to prepare: files open when first written."""
 
     def __call__(self, item: dict[str, Any]) -> dict[str, Any]:
-        one = WorkItem.from_json(item)
-        places = [(file, offset) for file, offset in item["places"]]
-        chunks = {name: tuple(chunk) for name, chunk in item["chunks"].items()}
+        task = Task.from_json(item)
         pool = _pools.setdefault(self.run_token, ScratchPool(self.worker_memory_bytes // 2))
         budget = shared_budget(self.run_token, self.worker_memory_bytes)
-        with budget.admit(item["held_bytes"]), pool.lend() as scratch:
-            receipt = export_item(one, places, chunks, self.source, self.files, scratch)
-        self.receipts.add(one.id, receipt)
+        with budget.admit(task.held_bytes), pool.lend() as scratch:
+            receipt = export_item(task, self.source, self.files, self.fp8, scratch)
+        self.receipts.add(task.item.id, receipt)
         return receipt

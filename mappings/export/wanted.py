@@ -1,0 +1,103 @@
+"""What the files of an export shall be like, and how each tensor is cut for it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from mappings.arrays import FLOATS, TargetArray
+from mappings.export.grid import Chunk, Cutting, Limits, choose_cutting, common_grains, grains, group_sizes
+from mappings.export.items import reading_bytes
+from mappings.export.low_bit import BYTES_PER_ELEMENT
+from mappings.plan import PlanOptions
+from mappings.tensors import LogicalTensor, StoredTensor
+from transforms.dtypes import numpy_dtype
+
+SHARD_BYTES = 5_000_000_000
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the files shall be like.
+
+    Attributes:
+      dtype: dtype of every float tensor; empty takes each from ``dtypes``.
+      dtypes: tensor name to dtype, as an existing checkpoint has them.
+      default_dtype: for tensors that ``dtypes`` does not name; empty keeps the source's.
+      order: tensor names in the order of an existing checkpoint.
+      low_bit: tensors that leave as FP8, as an FP8 checkpoint stores them.
+      copied: tensors of that checkpoint that are written byte for byte (scales of activations).
+      shard_bytes: bound on the data of one file.
+      scan_layers: whether the source's layers are stacked.
+      worker_memory_bytes: bound on tensor bytes per worker process.
+      chunk_bytes: aim for the bytes of one work item.
+    """
+
+    dtype: str = ""
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    default_dtype: str = ""
+    order: Sequence[str] = ()
+    low_bit: Mapping[str, LogicalTensor] = field(default_factory=dict)
+    copied: Sequence[StoredTensor] = ()
+    shard_bytes: int = SHARD_BYTES
+    scan_layers: bool = True
+    worker_memory_bytes: int = 1 << 30
+    chunk_bytes: int = 64 << 20
+
+    @property
+    def target(self) -> PlanOptions:
+        dtype = self.dtype or self.default_dtype or "source"
+        return PlanOptions(self.scan_layers, dtype, self.chunk_bytes, self.worker_memory_bytes)
+
+    def dtype_of(self, array: TargetArray) -> str:
+        """The dtype of a tensor; integers stay what they are."""
+        if array.spec.dtype not in FLOATS or self.dtype:
+            return array.spec.dtype
+        return self.dtypes.get(array.name, array.spec.dtype)
+
+
+class Cutter:
+    """Gives each tensor its dtype and its cuts; tensors of the same rules and dtype are cut alike."""
+
+    def __init__(self, wanted: Wanted, tensors: Mapping[str, LogicalTensor], chunks: Mapping[str, Chunk]) -> None:
+        self._wanted, self._tensors, self._chunks = wanted, tensors, chunks
+        self._known: dict[tuple, Cutting] = {}
+
+    def cut(self, array: TargetArray) -> tuple[TargetArray, Cutting]:
+        spec = array.spec
+        sources = [use.source_name(dict.fromkeys(use.compiled.stack, 0)) for use in array.uses]
+        low_bit = self._wanted.low_bit.get(array.name)
+        dtype = spec.dtype if low_bit else self._wanted.dtype_of(self._typed(array))
+        key = (
+            json.dumps(low_bit.params) if low_bit else "",
+            tuple(id(use.compiled) for use in array.uses),
+            dtype,
+            *(self._chunks[name] for name in sources),
+        )
+        if key not in self._known:
+            self._known[key] = self._cutting(array, sources, dtype, low_bit)
+        cutting = self._known[key]
+        return replace(array, spec=replace(spec, dtype=dtype, chunk=cutting.chunk, inner=cutting.chunk)), cutting
+
+    def _typed(self, array: TargetArray) -> TargetArray:
+        general = self._wanted.dtype or self._wanted.default_dtype
+        if not general or array.spec.dtype not in FLOATS:
+            return array
+        return replace(array, spec=replace(array.spec, dtype=general))
+
+    def _cutting(
+        self, array: TargetArray, sources: Sequence[str], dtype: str, low_bit: LogicalTensor | None
+    ) -> Cutting:
+        rules = [use.compiled for use in array.uses]
+        chunks = [self._chunks[name] for name in sources]
+        found = [self._tensors[name] for name in sources]
+        cuts = common_grains([grains(rule, chunk) for rule, chunk in zip(rules, chunks, strict=True)])
+        sizes = [group_sizes(rule, chunk) for rule, chunk in zip(rules, chunks, strict=True)]
+        group = {atom: min(one.get(atom, 1) for one in sizes) for atom in sizes[0]}
+        reading = max(reading_bytes(chunk, one.dtype) for chunk, one in zip(chunks, found, strict=True))
+        itemsize = max(numpy_dtype(name).itemsize for name in (dtype, *(one.dtype for one in found)))
+        if low_bit and "blocks" in low_bit.params:
+            itemsize = max(itemsize, BYTES_PER_ELEMENT)
+            cuts = [cut.at_blocks(block) for cut in cuts if (block := low_bit.params["blocks"][cut.axis])]
+            cuts = [cut for cut in cuts if cut.unit < array.spec.shape[cut.axis]]
+        limits = Limits(self._wanted.target.effective_chunk_bytes, self._wanted.worker_memory_bytes)
+        return choose_cutting(array.spec.shape, itemsize, cuts, group, limits, reading)
