@@ -16,8 +16,6 @@ from transforms.dtypes import numpy_dtype
 
 # All scales of a 671 B model in blocks of 128 are 160 MB in 45,000 tensors: a second or two from a local disk.
 CHECKED_BYTES = 256 << 20
-# A bucket answers each read in some 50 ms.
-_REMOTE_READS = 400
 _LARGEST_BYTES = 4 << 20
 _THREADS = 16
 
@@ -32,24 +30,24 @@ def understand(checkpoint: Checkpoint) -> Resolution:
 
 
 def bad_scales(checkpoint: Checkpoint, found: Resolution) -> list[Problem]:
-    """Every scale that is NaN, infinite, zero or negative, among those that are quick to read.
+    """Every scale that is NaN, infinite, zero or negative, among the small ones of a local checkpoint.
 
-    Workers check each scale that they read as well; this finds nearly all of them before anything is written.
+    Workers check each scale that they read as well; this finds nearly all of them before anything is written. Scales
+    of a bucket or hub are left to the workers: each would be a request.
 
     Raises:
       SourceError: a file cannot be read.
     """
-    chosen = list(_chosen(found.scales(), isinstance(checkpoint.source, LocalSource)))
+    chosen = list(_chosen(found.scales())) if isinstance(checkpoint.source, LocalSource) else []
     raw = _read(checkpoint.source, [stored for stored, _, _ in chosen])
     checked = ((one, check_scale(_array(one[0], octets), *one[1:])) for one, octets in zip(chosen, raw, strict=True))
     return [scale_problem(stored, fault, rule) for (stored, _, rule), fault in checked if fault is not None]
 
 
-def _chosen(scales: Iterable[tuple[StoredTensor, str, str]], local: bool) -> Iterator[tuple[StoredTensor, str, str]]:
-    """Scales in the order of their size, as far as the budget of bytes and reads goes."""
+def _chosen(scales: Iterable[tuple[StoredTensor, str, str]]) -> Iterator[tuple[StoredTensor, str, str]]:
+    """Scales in the order of their size, as far as the budget goes."""
     left = CHECKED_BYTES
-    small = sorted((s for s in scales if s[0].nbytes <= _LARGEST_BYTES), key=lambda s: s[0].nbytes)
-    for one in small if local else small[:_REMOTE_READS]:
+    for one in sorted((s for s in scales if s[0].nbytes <= _LARGEST_BYTES), key=lambda s: s[0].nbytes):
         left -= one[0].nbytes
         if left < 0:
             return
