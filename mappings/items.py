@@ -20,27 +20,42 @@ _Group = Sequence[TargetArray]
 class ItemMaker:
     """Makes the work items of a plan one by one."""
 
-    def __init__(self, arrays: Sequence[TargetArray], tensors: Mapping[str, LogicalTensor], chunk_bytes: int) -> None:
+    def __init__(
+        self, arrays: Sequence[TargetArray], tensors: Mapping[str, LogicalTensor], chunk_bytes: int, bound_bytes: int
+    ) -> None:
+        """Prepares to make the items.
+
+        Args:
+          arrays: every target array.
+          tensors: the source.
+          chunk_bytes: aim for one chunk.
+          bound_bytes: what a worker may hold; no group takes more than half of it.
+        """
         self._arrays = arrays
         self._tensors = tensors
         self._group_bytes = max(SMALL_ARRAY_BYTES, chunk_bytes // 8)
+        self._bound_bytes = bound_bytes
         self._moves: dict[int, Move] = {}
         self._count = 0
 
     def items(self) -> Iterator[WorkItem]:
         """Every work item; those below a megabyte are grouped until they are worth a worker's while."""
         waiting: list[WorkItem] = []
-        waiting_bytes = 0
+        waiting_bytes = peak_bytes = 0
         for item in self._single_items():
             item_bytes = item.write_bytes
             if item_bytes >= SMALL_ARRAY_BYTES:
                 yield self._numbered([item])
                 continue
+            if waiting and 2 * (peak_bytes + item.peak_bytes) > self._bound_bytes:
+                yield self._numbered(waiting)
+                waiting, waiting_bytes, peak_bytes = [], 0, 0
             waiting.append(item)
             waiting_bytes += item_bytes
+            peak_bytes += item.peak_bytes
             if len(waiting) >= MAX_GROUPED_PARTS or waiting_bytes >= self._group_bytes:
                 yield self._numbered(waiting)
-                waiting, waiting_bytes = [], 0
+                waiting, waiting_bytes, peak_bytes = [], 0, 0
         if waiting:
             yield self._numbered(waiting)
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -81,7 +81,9 @@ class Plan:
 
     def items(self) -> Iterator[WorkItem]:
         """Every work item, made on the fly: a plan of a hundred thousand tensors stays small."""
-        return ItemMaker(self.arrays, self.tensors, self.options.effective_chunk_bytes).items()
+        options = self.options
+        maker = ItemMaker(self.arrays, self.tensors, options.effective_chunk_bytes, options.worker_memory_bytes)
+        return maker.items()
 
     def lines(self) -> Iterator[tuple[str, WorkItem]]:
         """Every work item as one line of JSON, and itself."""
@@ -141,25 +143,37 @@ def plan_rules(
         carried = carry_low_bit(rules, tensors, options.scale_layout)
         rules, tensors, notes = carried.rules, carried.tensors, (*notes, *carried.notes)
         problems += carried.problems
-    arrays, unfilled = target_arrays(
-        [*rules, *constants], tensors, options.dtype, options.effective_chunk_bytes, path_of
-    )
+    every = [*rules, *constants]
+    arrays, unfilled = target_arrays(every, tensors, options.dtype, options.effective_chunk_bytes, path_of)
     problems += unfilled
     plan = Plan(family, options, source_digest, arrays, account, tensors, tuple(problems), notes)
-    too_big = () if problems else tuple(_too_big(plan))
-    return replace(plan, problems=too_big) if too_big else plan
+    if problems or plan.totals.largest_item_bytes <= options.worker_memory_bytes:
+        return plan
+
+    def with_bound(nbytes: int) -> Plan:
+        wider = replace(options, worker_memory_bytes=nbytes)
+        found, _ = target_arrays(every, tensors, options.dtype, wider.effective_chunk_bytes, path_of)
+        return replace(plan, options=wider, arrays=found)
+
+    return replace(plan, problems=tuple(_too_big(plan, _enough(plan, with_bound))))
 
 
-def _too_big(plan: Plan) -> list[Problem]:
+def _enough(plan: Plan, with_bound: Callable[[int], Plan]) -> int:
+    """A bound with which the plan adds up: a wider one makes larger chunks, so what it needs is looked at again."""
     bound = plan.options.worker_memory_bytes
-    if plan.totals.largest_item_bytes <= bound:
-        return []
+    while (needed := with_bound(bound).totals.largest_item_bytes) > bound:
+        bound = max(needed, 2 * bound)
+    return bound
+
+
+def _too_big(plan: Plan, enough: int) -> list[Problem]:
+    bound = plan.options.worker_memory_bytes
     return [
         Problem(
             item.parts[0].spec.key,
             f"work items of at most {bound:,} bytes (--worker-memory-bytes)",
             f"one that needs {item.peak_bytes:,}: the array cannot be cut finer",
-            f"Run with --worker-memory-bytes {item.peak_bytes}.",
+            f"Run with --worker-memory-bytes {enough}.",
         )
         for item in plan.items()
         if item.peak_bytes > bound

@@ -88,13 +88,13 @@ def test_work_items_survive_json() -> None:
 
 
 def test_an_item_too_big_for_a_worker_is_a_problem() -> None:
-    found = plan(worker_memory_bytes=200).problems
+    found = plan(worker_memory_bytes=20).problems
     assert found
     words = str(found[0])
-    assert "expected work items of at most 200 bytes (--worker-memory-bytes)" in words
+    assert "expected work items of at most 20 bytes (--worker-memory-bytes)" in words
     assert "the array cannot be cut finer" in words
     with pytest.raises(PlanError, match="--worker-memory-bytes"):
-        plan(worker_memory_bytes=200).require()
+        plan(worker_memory_bytes=20).require()
 
 
 def test_rules_that_disagree_about_an_array_are_a_problem() -> None:
