@@ -1,4 +1,5 @@
-# make demo     real weights: plan, convert, verify
+# make demo     real weights: plan, convert, verify; the same quantised to FP8, carried and dequantised
+# make fp8      every FP8 conversion of the demo's weights, and its error against the bfloat16 weights
 # make test     lint, then the whole test suite
 # make bench    convert against cp (and MaxText); GB=8 for a larger checkpoint, WRITE=--write to keep the figures
 # make lock     refresh requirements/lock.txt
@@ -14,8 +15,9 @@ LOCKED := .venv/.locked
 STAMP := .venv/.ready
 WEIGHTS := .demo/SmolLM2-135M-Instruct
 CONVERTED := .demo/SmolLM2-135M-Instruct-maxtext
+FP8 := .demo/SmolLM2-135M-Instruct-fp8
 
-.PHONY: venv demo test lint format bench lock clean
+.PHONY: venv demo fp8 test lint format bench lock clean
 
 venv: $(STAMP)
 
@@ -36,9 +38,34 @@ demo: $(STAMP)
 	$(BIN)/tensorferry plan --source $(WEIGHTS)
 	$(BIN)/tensorferry convert --source $(WEIGHTS) --output $(CONVERTED) --overwrite
 	$(BIN)/tensorferry verify --source $(WEIGHTS) --output $(CONVERTED)
+	$(BIN)/python -m demo.quantise $(WEIGHTS) $(FP8)-block --scheme block
+	$(call fp8,block,source)
+	@$(BIN)/python -m demo.fp8_error $(CONVERTED) 'FP8 in blocks of 128x128, carried=$(FP8)-block-source'
 	@echo
 	@echo "Hugging Face checkpoint: $(abspath $(WEIGHTS))"
 	@echo "MaxText checkpoint:      $(abspath $(CONVERTED))/0/items"
+
+# One FP8 conversion: quantised with scheme $(1), written with --dtype $(2).
+define fp8
+	$(BIN)/tensorferry convert --source $(FP8)-$(1) --output $(FP8)-$(1)-$(2) --dtype $(2) --overwrite
+	$(BIN)/tensorferry verify --source $(FP8)-$(1) --output $(FP8)-$(1)-$(2)
+endef
+
+fp8: $(STAMP)
+	$(BIN)/python -m demo.smollm2
+	$(BIN)/tensorferry convert --source $(WEIGHTS) --output $(CONVERTED) --overwrite
+	$(BIN)/python -m demo.quantise $(WEIGHTS) $(FP8)-tensor --scheme tensor
+	$(BIN)/python -m demo.quantise $(WEIGHTS) $(FP8)-block --scheme block
+	$(call fp8,tensor,bfloat16)
+	$(call fp8,tensor,source)
+	$(call fp8,block,bfloat16)
+	$(call fp8,block,source)
+	@echo
+	@$(BIN)/python -m demo.fp8_error $(CONVERTED) \
+	  'one scale per tensor, dequantised to bfloat16=$(FP8)-tensor-bfloat16' \
+	  'one scale per tensor, carried=$(FP8)-tensor-source' \
+	  'blocks of 128x128, dequantised to bfloat16=$(FP8)-block-bfloat16' \
+	  'blocks of 128x128, carried=$(FP8)-block-source'
 
 test: lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

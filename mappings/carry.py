@@ -20,6 +20,10 @@ from mappings.tensors import LogicalTensor
 from transforms.ops import Op, Pad, Scale
 
 SCALE_LAYOUTS = ("declared", "broadcast")
+_DECLARED = (
+    "scales per tensor have the axes of layers and experts only, as MaxText's FP8 models declare them; its loader can "
+    "dequantise them for a bfloat16 model with --scale-layout broadcast"
+)
 _SCALE_BYTES = 4
 
 Tensors = Mapping[str, LogicalTensor]
@@ -122,6 +126,8 @@ class _Carrier:
             plain = replace(companion.rule, ops=(*folded, *companion.rule.ops))
             yield replace(companion, rule=plain, positions=rule.positions)
             self._take(rule, companion, suffix)
+            if self._declared and grid.scalar and rule.stack:
+                self._notes[_DECLARED] = None
             self._note_cost(grid, companion)
 
     def _suffix(self, rule: CompiledRule) -> str:

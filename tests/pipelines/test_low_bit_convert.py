@@ -128,6 +128,15 @@ def test_plan_shows_scheme_scale_and_way(tmp_path, capsys):
     assert "mlp=14 in entries of 2 instead of 4 and embed=10 in entries of 2 instead of 4" in out
 
 
+@MODES
+def test_plan_says_which_loader_takes_stacked_scales_per_tensor(scan, tmp_path, capsys):
+    source = checkpoint(tmp_path, "tensor")
+    hint = "with --scale-layout broadcast"
+    for layout, told in (("declared", scan), ("broadcast", False)):
+        assert main(["plan", "--source", str(source), "--dtype", "source", "--scale-layout", layout, mode(scan)]) == 0
+        assert capsys.readouterr().out.count(hint) == told
+
+
 def test_inspect_shows_the_scheme(tmp_path, capsys):
     assert main(["inspect", str(checkpoint(tmp_path, "block"))]) == 0
     out = capsys.readouterr().out
