@@ -45,6 +45,10 @@ class ByteSource(Protocol):
         """Changes when the content of a file directly in the root does; empty where the source cannot tell."""
         ...
 
+    def etags(self) -> dict[str, str]:
+        """Files to what names their content, as the source tells without being asked for more; may be empty."""
+        ...
+
     def list(self) -> dict[str, int]:
         """Files directly in the root: relative path to size in bytes."""
         ...
@@ -82,6 +86,9 @@ class LocalSource:
 
     def revision(self) -> str:
         return ""
+
+    def etags(self) -> dict[str, str]:
+        return {}
 
     def list(self) -> dict[str, int]:
         found = ((entry.name, _stat_or_none(entry.path)) for entry in self._entries())

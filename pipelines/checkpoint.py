@@ -28,10 +28,12 @@ class FileInfo:
     Attributes:
       bytes: size of the file.
       header_digest: SHA-256 (hex) of its header.
+      etag: the hub's name of its content, SHA-256 (hex) for what git LFS holds; empty where nobody tells.
     """
 
     bytes: int
     header_digest: str
+    etag: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,11 @@ def open_checkpoint(source: str | ByteSource) -> Checkpoint:
 def _checkpoint(
     source: ByteSource, config: dict[str, Any], quant_configs: dict[str, dict[str, Any]], shards: Shards
 ) -> Checkpoint:
-    files = {file: FileInfo(shards.sizes[file], header.digest) for file, header in shards.headers.items()}
+    etags = source.etags()
+    files = {
+        file: FileInfo(shards.sizes[file], header.digest, etags.get(file, ""))
+        for file, header in shards.headers.items()
+    }
     return Checkpoint(
         root=source.url,
         config=config,

@@ -45,18 +45,21 @@ class HubSource(RangedSource):
         return f"hf://{self.repo}@{self.commit}"
 
     def list(self) -> dict[str, int]:
-        return {name: size for name, size in _files(self.endpoint, self.repo, self.commit) if "/" not in name}
+        return {name: size for name, size, _ in _files(self.endpoint, self.repo, self.commit) if "/" not in name}
 
     def folders(self) -> tuple[str, ...]:
-        names = (name for name, _ in _files(self.endpoint, self.repo, self.commit))
+        names = (name for name, _, _ in _files(self.endpoint, self.repo, self.commit))
         return tuple(sorted({name.split("/", 1)[0] for name in names if "/" in name}))
 
     def size(self, path: str) -> int:
-        files = dict(_files(self.endpoint, self.repo, self.commit))
+        files = {name: size for name, size, _ in _files(self.endpoint, self.repo, self.commit)}
         return files[path] if path in files else super().size(path)
 
     def revision(self) -> str:
         return self.commit
+
+    def etags(self) -> dict[str, str]:
+        return {name: etag for name, _, etag in _files(self.endpoint, self.repo, self.commit)}
 
     def place(self, path: str) -> Place:
         folder = f"{self.endpoint}/{self.repo}/resolve/{self.commit}"
@@ -103,13 +106,13 @@ def authorization() -> dict[str, str]:
     return {"authorization": f"Bearer {token}"} if token else {}
 
 
-Files = tuple[tuple[str, int], ...]
+Files = tuple[tuple[str, int, str], ...]
 # What a commit holds never changes, so it is asked for once.
 _known_files: dict[tuple[str, str, str], Files] = {}
 
 
 def _files(endpoint: str, repo: str, commit: str) -> Files:
-    """Every file of a commit with its size in bytes."""
+    """Every file of a commit with its size in bytes and its etag."""
     if (endpoint, repo, commit) not in _known_files:
         _commit_of(endpoint, repo, commit)
     return _known_files[endpoint, repo, commit]
@@ -128,8 +131,15 @@ def _commit_of(endpoint: str, repo: str, revision: str) -> str:
         problem = Problem(f"hf://{repo}", f"an answer from {endpoint}", f"{fault.found}, again and again", again)
         raise SourceError(problem) from None
     commit = str(info.sha)
-    _known_files[endpoint, repo, commit] = tuple((file.rfilename, file.size or 0) for file in info.siblings or ())
+    _known_files[endpoint, repo, commit] = tuple(
+        (file.rfilename, file.size or 0, _etag(file)) for file in info.siblings or ()
+    )
     return commit
+
+
+def _etag(file: Any) -> str:
+    """SHA-256 of a file's content where git LFS holds it, else git's own name of it."""
+    return str(file.lfs.sha256) if file.lfs else str(file.blob_id or "")
 
 
 def _asked(repo: str, revision: str, call: Callable[[], T]) -> T:

@@ -69,6 +69,10 @@ class RangedSource(ABC):
         """What changes when the content does, where the store can tell; else empty."""
         return ""
 
+    def etags(self) -> dict[str, str]:
+        """What names the content of files; empty where the store tells nothing that lasts."""
+        return {}
+
     def has_expired(self, path: str, status: int | None) -> bool:
         """Whether a refusal comes from an address that has to be looked up anew; then the next try does."""
         return False

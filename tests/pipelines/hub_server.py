@@ -21,10 +21,11 @@ class Content:
 
     size: int
     read: Callable[[int, int], bytes]
+    sha256: str = ""
 
     @classmethod
     def of(cls, data: bytes) -> "Content":
-        return cls(len(data), lambda start, stop: data[start:stop])
+        return cls(len(data), lambda start, stop: data[start:stop], hashlib.sha256(data).hexdigest())
 
 
 @dataclass
@@ -215,10 +216,10 @@ class _Api(_Handler):
         content = repo.files.get(commit, {}).get(file)
         if content is None:
             return self._refuse(404, "EntryNotFound")
-        headers = {"X-Repo-Commit": commit, "ETag": f'"{_etag(commit, file)[:40]}"'}
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{_etag(commit, file, content)[:40]}"'}
         if not _LFS.fullmatch(file):
             return self._send_content(content, headers)
-        linked = {"X-Linked-Size": str(content.size), "X-Linked-Etag": f'"{_etag(commit, file)}"'}
+        linked = {"X-Linked-Size": str(content.size), "X-Linked-Etag": f'"{_etag(commit, file, content)}"'}
         location = f"http://127.0.0.1:{self.hub.cdn.server_port}/{name}/{commit}/{file}?X-Sig={self.hub.signature}%2B"
         return self._answer(302, b"", {**headers, **linked, "Location": location})
 
@@ -234,14 +235,15 @@ class _Cdn(_Handler):
         return self._send_content(self.hub.repos[f"{org}/{name}"].files[commit][unquote(file)], {})
 
 
-def _etag(commit: str, file: str) -> str:
-    return hashlib.sha256(f"{commit}/{file}".encode()).hexdigest()
+def _etag(commit: str, file: str, content: Content) -> str:
+    return content.sha256 or hashlib.sha256(f"{commit}/{file}".encode()).hexdigest()
 
 
 def _sibling(commit: str, file: str, content: Content) -> dict[str, Any]:
-    entry: dict[str, Any] = {"rfilename": file, "size": content.size, "blobId": _etag(commit, file)[:40]}
+    etag = _etag(commit, file, content)
+    entry: dict[str, Any] = {"rfilename": file, "size": content.size, "blobId": etag[:40]}
     if _LFS.fullmatch(file):
-        entry["lfs"] = {"sha256": _etag(commit, file), "size": content.size, "pointerSize": 134}
+        entry["lfs"] = {"sha256": etag, "size": content.size, "pointerSize": 134}
     return entry
 
 

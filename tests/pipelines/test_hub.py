@@ -1,5 +1,6 @@
 """Reading from a hub over HTTP, with the real huggingface_hub as the client and a real server process of our own."""
 
+import hashlib
 import os
 import pickle
 import re
@@ -224,6 +225,10 @@ def test_convert_from_the_hub_equals_convert_from_a_folder(hub, tmp_path, capsys
     assert {name: remote[name] for name in same} == {name: local[name] for name in same}
     manifest = read_manifest(str(tmp_path / "remote" / "0" / "items"))
     assert manifest["source"] == f"hf://org/m@{commit}"
+    told = {name: info["etag"] for name, info in manifest["source_files"].items()}
+    files = tiny_llama.files()
+    assert told == {name: hashlib.sha256(files[name]).hexdigest() for name in files if name.endswith(".safetensors")}
+    assert {info["etag"] for info in read_manifest(str(tmp_path / "local/0/items"))["source_files"].values()} == {""}
     assert not verify("hf://org/m", str(tmp_path / "remote")).differences
     shown = "".join(capsys.readouterr()) + "".join(said)
     assert hub.token not in shown
