@@ -18,13 +18,17 @@ COMMANDS = {
     "inspect": "list what a Hugging Face or Orbax checkpoint holds",
 }
 
-_AGAIN = dict.fromkeys(COMMANDS, "Nothing was changed.") | {"convert": "Run the same command again to resume."}
+# They have no plan of their own that a user would mend.
+_READERS = ("verify", "inspect")
+_RESUMABLE = ("convert", "migrate", "export")
 
 _EPILOG = """\
 examples:
   tensorferry plan    --source Llama-3.1-8B
   tensorferry convert --source Llama-3.1-8B --output checkpoints/llama
   tensorferry verify  --source Llama-3.1-8B --output checkpoints/llama
+  tensorferry migrate --source runs --output converted --structural
+  tensorferry export  --source checkpoints/llama/0 --config Llama-3.1-8B --output exported/llama
   tensorferry inspect checkpoints/llama
 
 exit codes: 0 done; 1 it failed, the same command resumes; 2 the plan does not add up, nothing was written;
@@ -86,15 +90,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return args.run(args, rest) if takes_beam else args.run(args)
     except PlanError as error:
+        if args.command in _READERS:
+            return _tell(FerryError(str(error)), args.debug)
         return _tell_plan(error, args.debug)
     except FerryError as error:
         return _tell(error, args.debug)
     except KeyboardInterrupt:
-        return _tell(FerryError(f"Interrupted. {_AGAIN[args.command]}"), args.debug)
+        resume = "Run the same command again to resume." if args.command in _RESUMABLE else "Nothing was changed."
+        return _tell(FerryError(f"Interrupted. {resume}"), args.debug)
     except BrokenPipeError:
         # The reader of our output went away (`| head`): not a fault.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        return _tell(FerryError(f"{error.strerror or error}{where}"), args.debug)
 
 
 def _tell_plan(error: PlanError, debug: bool) -> int:

@@ -208,5 +208,7 @@ def test_a_checkpoint_of_another_is_a_sentence(llama, output, capfd):
 
 
 def test_a_source_that_is_gone_is_a_sentence(converted, tmp_path, capfd):
-    assert verify(tmp_path / "nowhere", converted) == 2
-    assert "no such path" in capfd.readouterr().err
+    assert verify(tmp_path / "nowhere", converted) == 1
+    told = capfd.readouterr().err
+    assert told == f"tensorferry: {tmp_path}/nowhere: expected a checkpoint's folder; found no such path. " \
+                   "Correct the path.\n"  # fmt: skip
