@@ -29,24 +29,39 @@ def find_pack_quantized(values: StoredTensor, near: Near) -> Found:
         return _disagrees(values, near, f"two axes; scale {scale.name} {seen(scale)}")
     rows, columns = _columns(values, scale, claim, stored.get("shape"), near)
     group = claim.block[-1] if claim.block else 0
-    faults = _pack_faults(values, scale, stored, (rows, columns), claim.bits, group)
+    stream, whole = (packed_words(columns, claim.bits, k) for k in (0, 32 // claim.bits))
+    per_word = 32 // claim.bits if 32 % claim.bits and values.shape[1] != stream else 0
+    if 32 % claim.bits and stream == whole:
+        return _two_packings(values, claim.bits, near)
+    faults = _pack_faults(values, scale, stored, (rows, columns), claim.bits, group, per_word)
     if faults:
         return _disagrees(values, near, faults)
-    params = {"bits": claim.bits, "code": f"int{claim.bits}_offset", "group": group}
+    params = {"bits": claim.bits, "code": f"int{claim.bits}_offset", "group": group, "per_word": per_word}
     return LogicalTensor(logical_name(values.name), (rows, columns), "float32", stored, "int-packed", params)
 
 
-def _pack_faults(values, scale, stored, shape: tuple[int, int], bits: int, group: int) -> str:
+def _pack_faults(values, scale, stored, shape: tuple[int, int], bits: int, group: int, per_word: int) -> str:
     rows, columns = shape
     groups = -(-columns // group) if group else 1
-    wanted = {values.name: [rows, packed_words(columns, bits)], scale.name: [rows, groups]}
+    wanted = {values.name: [rows, packed_words(columns, bits, per_word)], scale.name: [rows, groups]}
     if "zero" in stored:
-        wanted[stored["zero"].name] = [packed_words(rows, bits), groups]
+        wanted[stored["zero"].name] = [packed_words(rows, bits, per_word), groups]
     if "group_index" in stored:
         wanted[stored["group_index"].name] = [columns]
     if scale.shape == (1, 1) and not group:
         wanted.pop(scale.name)
     return _faults(list(stored.values()), wanted)
+
+
+def _two_packings(values: StoredTensor, bits: int, near: Near) -> Problem:
+    return Problem(
+        name=values.name,
+        expected=f"a shape that tells how {bits}-bit integers are packed ({near.quant.where})",
+        found=f"{seen(values)}, which fits a bit stream and whole integers in each word alike",
+        fix="So few columns leave the packing ambiguous; dequantise this checkpoint with the library that made it.",
+        file=values.file,
+        rule="a packing is never guessed",
+    )
 
 
 def _faults(tensors: list[StoredTensor], wanted: dict[str, list[int]]) -> str:
@@ -65,6 +80,8 @@ def _columns(values, scale, claim: Claim, shape: StoredTensor | None, near: Near
     capacity = values.shape[1] * 32 // claim.bits
     if claim.block:
         capacity = min(capacity, scale.shape[1] * claim.block[-1])
+    elif 32 % claim.bits:
+        capacity = values.shape[1] * (32 // claim.bits)
     return values.shape[0], capacity
 
 

@@ -1,7 +1,8 @@
 """Integers packed in 32-bit words: compressed-tensors pack-quantized, GPTQ, AWQ (gemm). Two axes, outputs first.
 
-``params``: ``bits``, ``code``, ``group`` (inputs per scale; 0 when one scale serves a row), and for GPTQ
-``symmetric`` and ``zeros_plus`` (see ``transforms.decode.integers``).
+``params``: ``bits``, ``code``, ``group`` (inputs per scale; 0 when one scale serves a row), ``per_word`` for whole
+values in each word (bits that are left over stay empty) instead of one bit stream, and for GPTQ ``symmetric`` and
+``zeros_plus`` (see ``transforms.decode.integers``).
 """
 
 import math
@@ -12,30 +13,32 @@ from mappings.schemes.base import Box, Scheme, outward
 from mappings.tensors import LogicalTensor
 
 
-def word_run(bits: int) -> tuple[int, int]:
+def word_run(bits: int, per_word: int = 0) -> tuple[int, int]:
     """The shortest run of whole words that holds whole values: ``(values, words)``.
 
-    >>> word_run(4), word_run(3), word_run(6)
-    ((8, 1), (32, 3), (16, 3))
+    >>> word_run(4), word_run(3), word_run(6), word_run(3, 10)
+    ((8, 1), (32, 3), (16, 3), (10, 1))
     """
+    if per_word:
+        return per_word, 1
     total = math.lcm(bits, 32)
     return total // bits, total // 32
 
 
-def packed_words(values: int, bits: int) -> int:
-    """Words that hold ``values`` integers in one bit stream."""
-    return -(-values * bits // 32)
+def packed_words(values: int, bits: int, per_word: int = 0) -> int:
+    """Words that hold ``values`` integers in one bit stream, or ``per_word`` in each."""
+    return -(-values // per_word) if per_word else -(-values * bits // 32)
 
 
-def word_span(span: tuple[int, int], bits: int, words: int) -> tuple[int, int]:
+def word_span(span: tuple[int, int], bits: int, words: int, per_word: int = 0) -> tuple[int, int]:
     """The words that a span of values touches, from the start of the run it starts in."""
-    values_per_run, words_per_run = word_run(bits)
+    values_per_run, words_per_run = word_run(bits, per_word)
     first = span[0] // values_per_run * words_per_run
-    return first, min(packed_words(span[1], bits), words)
+    return first, min(packed_words(span[1], bits, per_word), words)
 
 
-def _lead(start: int, bits: int) -> int:
-    return start % word_run(bits)[0]
+def _lead(start: int, bits: int, per_word: int = 0) -> int:
+    return start % word_run(bits, per_word)[0]
 
 
 def _groups(logical: LogicalTensor, columns: tuple[int, int], count: int) -> tuple[int, int]:
@@ -51,7 +54,7 @@ class _Words(Scheme):
     """What the three layouts share."""
 
     def granularity(self, logical: LogicalTensor) -> tuple[int, ...]:
-        run = word_run(logical.params["bits"])[0]
+        run = word_run(logical.params["bits"], logical.params.get("per_word", 0))[0]
         return run if "zero" in logical.stored else 1, run
 
     def shared_runs(self, logical: LogicalTensor) -> tuple[int, ...]:
@@ -75,14 +78,15 @@ class PackQuantized(_Words):
 
     def stored_box(self, logical: LogicalTensor, box: Box) -> dict[str, Box]:
         (rows, columns), stored, bits = box, logical.stored, logical.params["bits"]
+        per_word = logical.params["per_word"]
         groups = _groups(logical, columns, stored["scale"].shape[1])
         scale_rows = rows if stored["scale"].shape[0] == logical.shape[0] else (0, 1)
         boxes: dict[str, Box] = {
-            "values": (rows, word_span(columns, bits, stored["values"].shape[1])),
+            "values": (rows, word_span(columns, bits, stored["values"].shape[1], per_word)),
             "scale": (scale_rows, groups),
         }
         if "zero" in stored:
-            boxes["zero"] = (word_span(rows, bits, stored["zero"].shape[0]), groups)
+            boxes["zero"] = (word_span(rows, bits, stored["zero"].shape[0], per_word), groups)
         if "group_index" in stored:
             boxes["group_index"] = (columns,)
         return boxes
@@ -93,10 +97,11 @@ class PackQuantized(_Words):
         row_block = 1 if logical.stored["scale"].shape[0] == logical.shape[0] else 0
         return {
             "code": params["code"],
+            "per_word": params["per_word"],
             "blocks": [row_block, group],
             "offsets": [0, columns[0] % group if group else 0],
-            "lead": _lead(columns[0], bits),
-            "zero_lead": _lead(rows[0], bits),
+            "lead": _lead(columns[0], bits, params["per_word"]),
+            "zero_lead": _lead(rows[0], bits, params["per_word"]),
             "first_column": columns[0],
         }
 

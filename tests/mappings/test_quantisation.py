@@ -402,3 +402,23 @@ def test_a_hundred_thousand_plain_tensors_cost_a_fraction_of_a_second():
     found = resolve(many, {})
     assert len(found.logical) == 100_000
     assert time.process_time() - start < 1.0
+
+
+@pytest.mark.parametrize(("bits", "columns"), [(3, 10), (5, 6), (6, 5), (7, 4)])
+def test_a_packing_is_never_guessed(bits, columns):
+    """Columns that fill one word by either packing tell nothing; more of them do."""
+    config = compressed({"num_bits": bits, "type": "int", "strategy": "channel"})
+
+    def found(columns, words):
+        entries = tensors(
+            ("a.weight_packed", "int32", (5, words)),
+            ("a.weight_scale", "bfloat16", (5, 1)),
+            ("a.weight_shape", "int64", (2,)),
+        )
+        return resolve(entries, config, {}, lambda asked: {t.name: struct.pack("<2q", 5, columns) for t in asked})
+
+    assert "leave the packing ambiguous" in the_problem(found(columns, 1))
+    stream, whole = -(-64 * bits // 32), -(-64 // (32 // bits))
+    assert found(64, stream).logical["a.weight"].params["per_word"] == 0
+    assert found(64, whole).logical["a.weight"].params["per_word"] == 32 // bits
+    assert "disagrees with the config" in the_problem(found(64, whole + 1))

@@ -318,7 +318,18 @@ def stream(values, bits):
     return words.view(np.int32)
 
 
-def pack_quantized(bits=4, rows=5, columns=48, group=16, zero=False, act_order=False, channel=False):
+def whole_words(values, bits):
+    """Integers to int32 words, as many whole ones in each as there is room for, the lowest bits first."""
+    rows, count = values.shape
+    per_word = 32 // bits
+    words = np.zeros((rows, -(-count // per_word)), np.uint32)
+    for r in range(rows):
+        for k in range(count):
+            words[r, k // per_word] |= np.uint32(int(values[r, k]) << (k % per_word * bits))
+    return words.view(np.int32)
+
+
+def pack_quantized(bits=4, rows=5, columns=48, group=16, zero=False, act_order=False, channel=False, pack=stream):
     import ml_dtypes
 
     half = 1 << (bits - 1)
@@ -334,12 +345,12 @@ def pack_quantized(bits=4, rows=5, columns=48, group=16, zero=False, act_order=F
         lambda o, i: (f32(int(q[o, i]) - half) - f32(int(zeros[o, index[i]]) - half)) * s32[o, index[i]],
     )
     arrays = {
-        "a.weight_packed": ("int32", stream(q, bits)),
+        "a.weight_packed": ("int32", pack(q, bits)),
         "a.weight_scale": ("bfloat16", scale),
         "a.weight_shape": ("int64", np.array([rows, columns], np.int64)),
     }
     if zero:
-        arrays["a.weight_zero_point"] = ("int32", np.ascontiguousarray(stream(zeros.T, bits).T))
+        arrays["a.weight_zero_point"] = ("int32", np.ascontiguousarray(pack(zeros.T, bits).T))
     if act_order:
         arrays["a.weight_g_idx"] = ("int32", index.astype(np.int32))
     weights = {"num_bits": bits, "type": "int", "strategy": "channel" if channel else "group", "symmetric": not zero}
@@ -354,7 +365,9 @@ def gptq(bits=4, version="gptq", zeros="symmetric", act_order=False, stored_vers
     q = rng(bits).integers(0, 1 << bits, (rows, columns))
     scale = scales((groups, rows)).astype(np.float16)
     middle = 1 << (bits - 1)
-    true_zeros = np.full((groups, rows), middle) if zeros == "symmetric" else rng(6).integers(1, 1 << bits, (groups, rows))
+    true_zeros = (
+        np.full((groups, rows), middle) if zeros == "symmetric" else rng(6).integers(1, 1 << bits, (groups, rows))
+    )
     plus = 0 if (stored_version or version) == "gptq_v2" else 1
     index = rng(5).permutation(np.arange(columns) // group) if act_order else np.arange(columns) // group
     expected = each(
@@ -490,7 +503,9 @@ ZOO = {
     "nvfp4 modelopt": nvfp4,
     "nvfp4 compressed": lambda: nvfp4("compressed", 4.0),
     "nvfp4 experts": lambda: nvfp4(experts=2),
-    **{f"int{b}": lambda b=b: pack_quantized(b) for b in range(2, 9)},
+    **{f"int{b}": lambda b=b: pack_quantized(b, columns=96) for b in range(2, 9)},
+    **{f"int{b} in whole words": lambda b=b: pack_quantized(b, columns=96, pack=whole_words) for b in (3, 5, 6, 7)},
+    "int3 in whole words, ragged": lambda: pack_quantized(3, rows=23, columns=41, group=8, zero=True, pack=whole_words),
     "int4 ragged": lambda: pack_quantized(columns=45, group=16),
     "int3 ragged": lambda: pack_quantized(3, columns=41, group=8),
     "int4 zero points": lambda: pack_quantized(rows=11, zero=True),

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from transforms.decode.bits import unpack_integers, word_bytes
-from transforms.decode.grid import Grid, index_grid
+from transforms.decode.grid import Grid, constant_grid, index_grid
 from transforms.decode.rows import scaled_rows
 from transforms.decode.scales import scale_values
+from transforms.decode.tables import integer_code
 
 # Where AWQ's gemm layout keeps column k of every eight: the nibble's position in the word.
 AWQ_NIBBLE_OF_COLUMN = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -20,11 +21,13 @@ def decode_packed(
     code: str,
     blocks: Sequence[int],
     offsets: Sequence[int],
+    per_word: int = 0,
     lead: int = 0,
     zero_lead: int = 0,
     first_column: int = 0,
 ) -> None:
-    """Decodes compressed-tensors words: each row a little-endian bit stream along the last axis.
+    """Decodes compressed-tensors words: each row a little-endian bit stream along the last axis, or whole values in
+    each word.
 
     Args:
       arrays: ``values`` int32 ``[rows, words]``, ``scale`` ``[rows, groups]``, and optionally ``zero`` int32
@@ -32,16 +35,29 @@ def decode_packed(
       out: float32 or bfloat16 ``[rows, columns]``.
       code: an offset integer code, e.g. ``int4_offset``.
       blocks: ``[row block, group]``; ``offsets``: how far into them the region starts.
+      per_word: whole values in each word, from its low bits up; 0 for one bit stream.
       lead: values before the region in a row's words; ``zero_lead``: the same in the words of ``zero``.
       first_column: position of the region's first column in the whole row (with ``group_index``).
     """
-    zero = arrays.get("zero")
-    zeros = None
-    if zero is not None:
-        rows = out.shape[0]
-        zeros = unpack_integers(word_bytes(zero.T), code)[:, zero_lead : zero_lead + rows].T
-    grids = _grids(arrays, out.shape, scale_values(arrays["scale"]), zeros, blocks, offsets, first_column)
-    scaled_rows(out, word_bytes(arrays["values"]), code, *grids, lead)
+    zero, values = arrays.get("zero"), word_bytes(arrays["values"])
+    if per_word:
+        values = values_in_words(arrays["values"], code, per_word)
+        zero = None if zero is None else values_in_words(zero.T, code, per_word).T
+    elif zero is not None:
+        zero = unpack_integers(word_bytes(zero.T), code).T
+    zeros = None if zero is None else zero[zero_lead : zero_lead + out.shape[0]]
+    scale, grid = _grids(arrays, out.shape, scale_values(arrays["scale"]), zeros, blocks, offsets, first_column)
+    if per_word:
+        grid = grid or constant_grid(integer_code(code)[1], out.ndim)
+    scaled_rows(out, values, "uint8" if per_word else code, scale, grid, lead)
+
+
+def values_in_words(words: np.ndarray, code: str, per_word: int) -> np.ndarray:
+    """Whole values of each 32-bit word, the lowest bits first: int32 ``[rows, words]`` to uint8 ``[rows, values]``."""
+    bits = integer_code(code)[0]
+    shifts = np.arange(per_word, dtype=np.uint32) * np.uint32(bits)
+    lanes = words.view(np.uint32)[..., None] >> shifts & np.uint32((1 << bits) - 1)
+    return lanes.astype(np.uint8).reshape(len(words), -1)
 
 
 def decode_gptq(
