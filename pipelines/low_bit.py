@@ -12,6 +12,8 @@ from pipelines.byte_source import ByteSource, LocalSource
 from pipelines.checkpoint import Checkpoint
 from pipelines.decode_region import scale_problem
 from transforms.decode import check_scale
+from transforms.decode.bits import unpack_integers
+from transforms.decode.integers import gptq_zeros_plus
 from transforms.dtypes import numpy_dtype
 
 # All scales of a 671 B model in blocks of 128 are 160 MB in 45,000 tensors: a second or two from a local disk.
@@ -42,6 +44,23 @@ def bad_scales(checkpoint: Checkpoint, found: Resolution) -> list[Problem]:
     raw = _read(checkpoint.source, [stored for stored, _, _ in chosen])
     checked = ((one, check_scale(_array(one[0], octets), *one[1:])) for one, octets in zip(chosen, raw, strict=True))
     return [scale_problem(stored, fault, rule) for (stored, _, rule), fault in checked if fault is not None]
+
+
+def gptq_notes(checkpoint: Checkpoint, found: Resolution) -> tuple[str, ...]:
+    """Says so when symmetric GPTQ zero points tell another version than the config; the zero points are believed."""
+    symmetric = (t for t in found.logical.values() if t.scheme == "gptq" and t.params["symmetric"])
+    tensor = next(symmetric, None)
+    if tensor is None or not isinstance(checkpoint.source, LocalSource):
+        return ()
+    zero, told = tensor.stored["zero"], tensor.params["zeros_plus"]
+    raw = checkpoint.source.read(zero.file, zero.offset, 4 * zero.shape[1])
+    zeros = unpack_integers(np.frombuffer(raw, np.uint8)[None], tensor.params["code"])[:, : tensor.shape[0]]
+    true = gptq_zeros_plus(zeros, tensor.params["code"], True, told)
+    if true == told:
+        return ()
+    config, stored = ("gptq", "gptq_v2") if told else ("gptq_v2", "gptq")
+    says = f"{zero.name}: the config says checkpoint_format {config}, the zero points are those of {stored}"
+    return (f"{says}; decoded as {stored}",)
 
 
 def _chosen(scales: Iterable[tuple[StoredTensor, str, str]]) -> Iterator[tuple[StoredTensor, str, str]]:

@@ -10,7 +10,7 @@ from mappings.plan import Plan, PlanOptions, make_plan
 from mappings.problems import PlanError, Problem
 from pipelines.byte_source import ByteSource, SourceError, open_source
 from pipelines.checkpoint import Checkpoint, open_checkpoint
-from pipelines.low_bit import bad_scales, understand
+from pipelines.low_bit import bad_scales, gptq_notes, understand
 
 LM_HEAD = "lm_head.weight"
 LM_HEADS = ("auto", "tied", "stored")
@@ -80,7 +80,7 @@ def plan_conversion(options: ConversionOptions) -> Conversion:
     plan = make_plan(family, found.logical, options.target, digest)
     ignored = {**plan.account.ignored, **dict(found.ignored)}
     account = replace(plan.account, ignored=ignored)
-    plan = replace(plan, account=account)
+    plan = replace(plan, account=account, notes=(*plan.notes, *gptq_notes(checkpoint, found)))
     compare = plan.account.ties if options.lm_head == "auto" else ()
     return Conversion(checkpoint, plan, compare, revision)
 

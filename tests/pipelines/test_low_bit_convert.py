@@ -242,3 +242,25 @@ def test_a_scale_that_went_bad_after_the_plan_stops_the_run(tmp_path, monkeypatc
     assert f"{V}_scale_inv (in " in shown
     assert "2 NaN of 12 scales" in shown
     assert not (tmp_path / "out" / "0").exists()
+
+
+@pytest.mark.parametrize(("config", "stored", "told"), [("gptq", 8, True), ("gptq", 7, False), ("gptq_v2", 7, True)])
+def test_gptq_versions_that_disagree_are_told(config, stored, told, tmp_path, capsys):
+    """Symmetric zero points are 7 everywhere in v1, 8 in v2."""
+    sizes = Sizes(embed=16, heads=4, kv_heads=2, head_dim=8, mlp=24)
+    tensors = {}
+    for name, weight in llama_tensors(sizes).items():
+        if not name.endswith("_proj.weight"):
+            tensors[name] = weight
+            continue
+        (rows, columns), stem = weight.shape, name.removesuffix("weight")
+        tensors[f"{stem}qweight"] = np.full((columns // 8, rows), 0x76543210, np.int32)
+        tensors[f"{stem}qzeros"] = np.full((columns // 8, rows // 8), stored * 0x11111111, np.uint32).view(np.int32)
+        tensors[f"{stem}scales"] = np.full((columns // 8, rows), 0.5, np.float16)
+    quant = {"quant_method": "gptq", "bits": 4, "group_size": 8, "sym": True, "checkpoint_format": config}
+    source = write_checkpoint(tmp_path / "hf", llama_config(sizes, quantization_config=quant), tensors)
+    assert main(["plan", "--source", str(source)]) == 0
+    assert ("the config says checkpoint_format" in capsys.readouterr().out) == told
+    assert main(["convert", "--source", str(source), "--output", str(tmp_path / "out")]) == 0
+    value = restore(tmp_path / "out")["params.params.decoder.layers.mlp.wi_0.kernel"]
+    assert value[:, 0, 0].astype(np.float32).tolist() == [(k % 8 - 8) * 0.5 for k in range(16)]
