@@ -11,7 +11,8 @@ from itertools import groupby
 from pathlib import Path
 
 HERE = Path(__file__).parent
-EXTRAS = ("demo", "dev", "gcp", "dask")  # not torch: its tests skip when it is absent, and its default build is for GPUs
+# Not torch: its tests skip when it is absent, and its default build is for GPUs.
+EXTRAS = ("demo", "dev", "gcp", "dask")
 HEADER = "# Written by `make lock`. Everything that `make demo`, `make test` and `make lint` need.\n"
 Version = tuple[int, int]
 
