@@ -1,6 +1,7 @@
 """Where TensorStore keeps its keys: a directory or a bucket, and how hard it may work."""
 
 import os
+import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -58,3 +59,13 @@ def new_context() -> "ts.Context":
 def worker_context() -> "ts.Context":
     """The one context of a worker process: its limits hold for all threads together."""
     return new_context()
+
+
+def store_words(error: BaseException, most: int = 300) -> str:
+    """What TensorStore says went wrong, without its specs: how it begins and how it ends, where the cause is.
+
+    >>> store_words(ValueError("RESOURCE_EXHAUSTED: /a: No space left on device [os_error_code='28'] [a='b']"))
+    'RESOURCE_EXHAUSTED: /a: No space left on device'
+    """
+    words = re.sub(r"( \[\w+='.*\])+$", "", " ".join(str(error).split()))
+    return words if len(words) <= most else f"{words[: most // 3]} … {words[-(most - most // 3) :]}"

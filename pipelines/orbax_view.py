@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mappings.problems import FerryError, Problem
 from pipelines.byte_source import MissingFileError, SourceError, open_source
-from pipelines.kvstores import below, is_local, kvstore, new_context
+from pipelines.kvstores import below, is_local, kvstore, new_context, store_words
 from pipelines.sinks.listing import MANIFEST_NAME
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class OrbaxItem:
         try:
             return ts.open(self.spec(key, zeros_for_missing), open=True, read=True, context=new_context()).result()
         except Exception as error:
-            found = " ".join(str(error).split())[:200]
+            found = store_words(error)
             raise FerryError(
                 str(Problem(key, f"an array in {self.path}", found, "The checkpoint is damaged."))
             ) from error
@@ -70,7 +70,7 @@ def read_region(array: Any, key: str, box: tuple[tuple[int, int], ...]) -> "np.n
     try:
         return array[tuple(slice(*span) for span in box)].read(order="C").result()
     except Exception as error:
-        found = " ".join(str(error).split())[:200]
+        found = store_words(error)
         raise FerryError(str(Problem(f"{key} {list(box)}", "readable chunks", found, "Convert it again."))) from error
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mappings.array_spec import ArraySpec
 from mappings.problems import FerryError, Problem
-from pipelines.kvstores import is_local
+from pipelines.kvstores import is_local, store_words
 from transforms.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def valid_attempt_id(attempt_id: str) -> str:
 
 def store_error(name: str, expected: str, error: Exception) -> FerryError:
     """A failed store operation as one sentence."""
-    found = " ".join(str(error).split())[:300]
+    found = store_words(error)
     for code, (sentence, fix) in _REFUSALS.items():
         if code in found and "http_response_code" in str(error):
             return FerryError(str(Problem(name, expected, sentence, f"{fix} {_GO_ON}")))

@@ -22,7 +22,7 @@ from pipelines.byte_source import ByteSource, LocalSource, open_source
 from pipelines.cluster_args import local_args
 from pipelines.decode_region import decode_region
 from pipelines.expected import expected_parts
-from pipelines.kvstores import is_local
+from pipelines.kvstores import is_local, store_words
 from pipelines.memory import shared_budget
 from pipelines.orbax_view import OrbaxItem, find_item, open_item, read_manifest, read_region
 from pipelines.planning import Conversion, options_of, plan_conversion
@@ -220,8 +220,8 @@ def compare_item(item: WorkItem, digests: list[str], target: OrbaxItem, source: 
 
 
 def _unreadable(part: Part, error: FerryError) -> Difference:
-    reason = " ".join(str(error.__cause__ or error).split())
-    return Difference(part.spec.key, f"chunk {list(part.grid)}", "a whole chunk", f"it cannot be read: {reason[:400]}")
+    reason = store_words(error.__cause__ or error)
+    return Difference(part.spec.key, f"chunk {list(part.grid)}", "a whole chunk", f"it cannot be read: {reason}")
 
 
 def source_region(source: ByteSource, tensor: LogicalTensor, box: Box) -> np.ndarray:

@@ -142,7 +142,7 @@ def test_each_source_byte_is_read_once_and_each_chunk_written_once(plan_and_sour
     assert sum(receipt["bytes"] for receipt in receipts) == sum(a.nbytes for a in sink.arrays.values())
 
 
-@pytest.mark.parametrize("family", sorted(MODELS))
+@pytest.mark.parametrize("family", ["deepseek", "gpt_oss", "llama", "llama4", "qwen3_5_moe", "qwen3_vl_moe"])
 def test_models_of_real_sizes_are_read_once_and_in_long_stretches(family):
     """By arithmetic: what `read_box` would read for every block of every work item."""
     plan = oracle_plan(MODELS[family], "scan") or oracle_plan(MODELS[family], "unscan")

@@ -2,7 +2,6 @@
 
 import json
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -70,12 +69,10 @@ def small(tmp_path_factory) -> Path:
 def limited(warm_up: list[list[str]], command: list[str], allowed_bytes: int) -> tuple[dict, str]:
     """The report of a process, empty when it did not live to give one, and what it said."""
     argument = json.dumps([warm_up, command, allowed_bytes])
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, argument], capture_output=True, text=True, timeout=300, cwd=ROOT,
-        # The limit counts whole stacks, used or not: by default 8 MiB for each new thread.
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, (STACK, STACK)),
-        env=environment(MALLOC_ARENA_MAX="1"),
-    )  # fmt: skip
+    # The limit counts whole stacks, used or not: by default 8 MiB for each new thread.
+    words = ["sh", "-c", f'ulimit -s {STACK >> 10}; exec "$@"', "sh", sys.executable, "-c", LIMITED, argument]
+    surroundings = environment(MALLOC_ARENA_MAX="1")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=ROOT, env=surroundings)
     last = done.stdout.splitlines()[-1:] or [""]
     return json.loads(last[0]) if last[0].startswith("{") else {}, done.stdout + done.stderr
 

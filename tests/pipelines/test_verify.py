@@ -98,6 +98,8 @@ def test_a_flipped_bit_without_checksum_is_named_with_its_index(llama, tmp_path,
     assert "12 arrays, 11.54 KiB, 5,910 elements compared" in told
 
 
+# Orbax leaves a task unfinished when it does not find an array.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("spoil", ["missing chunk", "missing array"])
 def test_what_is_gone_is_named(spoil, llama, output, capfd):
     array = output / "0/items" / MLP
@@ -109,6 +111,7 @@ def test_what_is_gone_is_named(spoil, llama, output, capfd):
     told = capfd.readouterr().err
     assert f"{MLP} chunk" in told
     assert "cannot be read" in told
+    assert "tensorstore_spec" not in told
     assert ("a tree that stock Orbax can read" in told) == (spoil == "missing array")
 
 
