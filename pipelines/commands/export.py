@@ -30,7 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="an Orbax checkpoint: its step, its item, or a folder of one step",
     )
-    parser.add_argument("--output", required=True, metavar="DIR", help="the repository's directory, new or empty")
+    parser.add_argument(
+        "--output", metavar="PATH", help="the repository: a directory, new or empty, or gs://bucket/path"
+    )
+    parser.add_argument(
+        "--staging", default="", metavar="DIR", help="where the files are built before they go to a bucket"
+    )
     parser.add_argument("--dtype", choices=FLOAT_DTYPES, help="dtype of the weights (default: as --config has them)")
     layers = parser.add_mutually_exclusive_group()
     layers.add_argument(
@@ -98,6 +103,7 @@ def decimal_bytes(text: str) -> int:
 
 def run(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
     """Exports; 0 when the repository is in place."""
+    from mappings.problems import FerryError
     from mappings.text import bytes_text
     from pipelines.convert import absolute
     from pipelines.exporting.run import ExportOutput, run_export
@@ -105,7 +111,10 @@ def run(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
     options = export_options(args)
     if args.plan_only:
         return show_plan(options)
-    output = ExportOutput(absolute(args.output), tuple(beam_args), args.progress_seconds)
+    if not args.output:
+        raise FerryError("--output: expected the repository's directory or gs://bucket/path; found none.")
+    staging = absolute(args.staging) if args.staging else ""
+    output = ExportOutput(absolute(args.output), staging, tuple(beam_args), args.progress_seconds)
     outcome = run_export(options, output, lambda line: print(line, flush=True))
     totals, plan = outcome.export.plan.totals, outcome.export.plan
     print(

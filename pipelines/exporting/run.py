@@ -4,12 +4,13 @@ import json
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mappings.export.plan import ExportPlan
 from mappings.export.shards import INDEX_FILE, SINGLE_FILE, Place, all_places, index_of
 from mappings.problems import FerryError, PlanError, Problem
 from mappings.text import bytes_text
@@ -22,11 +23,13 @@ from pipelines.exporting.output_dir import OutputDir
 from pipelines.exporting.planning import Export, ExportOptions, plan_export
 from pipelines.exporting.repository import CONFIG, open_repository
 from pipelines.exporting.source import open_export_source
+from pipelines.exporting.upload import refuse_occupied, upload
 from pipelines.exporting.work import ExportWork
+from pipelines.kvstores import is_local
 from pipelines.manifest import unfinished
 from pipelines.progress import Done
 from pipelines.run_dir import RunState
-from pipelines.run_files import write_json
+from pipelines.run_files import read_json, write_json
 from pipelines.runner import RunOptions, run_items
 from pipelines.sinks.listing import MANIFEST_NAME
 from transforms.digest import digest
@@ -40,12 +43,14 @@ class ExportOutput:
     """Where the files go, and how the export runs.
 
     Attributes:
-      output: a local directory, new or empty.
+      output: a local directory, new or empty; or ``gs://bucket/path``.
+      staging: where the files are built when the output is a bucket: a local directory, new or empty.
       beam_args: Beam's options.
       progress_seconds: time between lines of progress where there is no terminal.
     """
 
     output: str
+    staging: str = ""
     beam_args: tuple[str, ...] = ()
     progress_seconds: float = 5.0
 
@@ -56,7 +61,7 @@ class ExportOutcome:
 
     Attributes:
       export: source, repository and plan.
-      output: the repository.
+      output: the repository's path or URL.
       done_items: work items done in this run.
       kept_items: work items found finished.
       peak_rss_bytes: largest resident set of a worker process.
@@ -64,7 +69,7 @@ class ExportOutcome:
     """
 
     export: Export
-    output: Path
+    output: str
     done_items: int = 0
     kept_items: int = 0
     peak_rss_bytes: int = 0
@@ -86,16 +91,49 @@ def run_export(options: ExportOptions, output: ExportOutput, say: Say) -> Export
     export = plan_export(options)
     export.plan.require()
     refuse_other_constants(export)
-    run = OutputDir(Path(output.output), export.plan.digest, asdict(options))
+    if is_local(output.output):
+        return _build(export, options, output, output.output, say)
+    return _build_and_upload(export, options, output, say)
+
+
+def _build(export: Export, options: ExportOptions, output: ExportOutput, folder: str, say: Say) -> ExportOutcome:
+    """Builds the repository in a local directory."""
+    run = OutputDir(Path(folder), export.plan.digest, asdict(options))
     state = run.open()
     try:
         if state is RunState.PUBLISHED:
-            return ExportOutcome(export, run.output, 0, export.plan.totals.work_items)
+            return ExportOutcome(export, str(run.output), 0, export.plan.totals.work_items)
         for note in export.notes:
             say(note)
         return _Run(export, options, output, run, say).finish()
     finally:
         run.close()
+
+
+def _build_and_upload(export: Export, options: ExportOptions, output: ExportOutput, say: Say) -> ExportOutcome:
+    """Builds the repository in the staging directory, copies it to the bucket, and clears the directory."""
+    if not output.staging:
+        needed = bytes_text(sum(shard.nbytes for shard in export.plan.shards))
+        fix = f"Give a local directory with {needed} free: objects are written whole."
+        raise FerryError(str(Problem("--staging", "a directory, since --output is a bucket", "none", fix)))
+    staging, last = Path(output.staging), last_file(export.plan)
+    small = (*export.repository.files, *export.fp8.files(), CONFIG, MANIFEST_NAME, INDEX_FILE)
+    refuse_occupied(output.output, {*small, *(shard.file for shard in export.plan.shards)}, last)
+    whole = read_json(staging / MANIFEST_NAME) or {}
+    if whole.get("plan_digest") == export.plan.digest and (staging / last).exists():
+        outcome = ExportOutcome(export, output.output, 0, export.plan.totals.work_items)
+    else:
+        outcome = replace(_build(export, options, output, output.staging, say), output=output.output)
+    names = [path.name for path in staging.iterdir() if path.is_file()]
+    upload(staging, output.output, names, last, say)
+    for name in names:
+        (staging / name).unlink()
+    return outcome
+
+
+def last_file(plan: ExportPlan) -> str:
+    """The file that makes a repository a checkpoint to readers: the index, or the only shard."""
+    return SINGLE_FILE if len(plan.shards) == 1 else INDEX_FILE
 
 
 def refuse_other_constants(export: Export) -> None:
@@ -145,10 +183,10 @@ class _Run:
         manifest = self._write_small_files()
         self.files.check(self.plan.shards)
         shutil.rmtree(self.work_dir, ignore_errors=True)
-        self.run.commit(SINGLE_FILE if len(self.plan.shards) == 1 else INDEX_FILE)
+        self.run.commit(last_file(self.plan))
         told = manifest["low_bit"].items()
         changed = {name: (one["changed_blocks"], one["blocks"]) for name, one in told}
-        return ExportOutcome(self.export, self.run.output, len(todo), before.items, peak, changed)
+        return ExportOutcome(self.export, str(self.run.output), len(todo), before.items, peak, changed)
 
     def _ferry(self, todo: list[tuple[str, WorkItem]], before: Done) -> int:
         self.work_dir.mkdir(exist_ok=True)

@@ -66,11 +66,13 @@ def here(items_path: str, item_sizes: Any, work: Any, options: Any) -> Tally:
     return Tally()
 
 
-def export_here(monkeypatch: Any, source: Path, config: Path, output: Path, **options: Any) -> ExportOutcome:
+def export_here(
+    monkeypatch: Any, source: Path | str, config: Path, output: Path | str, staging: Path | str = "", **options: Any
+) -> ExportOutcome:
     """An export without Beam."""
     monkeypatch.setattr(export_run, "run_items", here)
     chosen = ExportOptions(str(source), str(config), **options)
-    return run_export(chosen, ExportOutput(str(output)), lambda line: None)
+    return run_export(chosen, ExportOutput(str(output), str(staging)), lambda line: None)
 
 
 def read_repository(folder: Path) -> dict[str, np.ndarray]:

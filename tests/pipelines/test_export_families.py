@@ -1,18 +1,23 @@
 """Every family in both modes: what MaxText's converter makes of a checkpoint exports to that checkpoint."""
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 from exports import export_here, read_repository, write_plan, write_repository
-from family_cases import CASES
+from family_cases import CASES, Case
 from in_memory import convert, logical
-from oracle_data import MODES, value_names, values
+from oracle_data import MODES, model, value_names, values
 
+from mappings.compiled import compile_rule, source_shape
 from mappings.config import Config
+from mappings.export.plan import make_export_plan
+from mappings.export.wanted import Wanted
 from mappings.family import Family, FamilyOptions, make_family
 from mappings.plan import PlanOptions, make_plan
+from mappings.tensors import LogicalTensor, StoredTensor
 
 # Carried FP8 trees have no way home yet.
 NAMES = [name for name in value_names() if not name.endswith("-fp8")]
@@ -20,10 +25,8 @@ NAMES = [name for name in value_names() if not name.endswith("-fp8")]
 
 def tensors_of(name: str) -> dict[str, np.ndarray]:
     """The synthetic checkpoint, without what no real one holds."""
-    import fnmatch
-
     spurious = CASES[name].spurious if name in CASES else ""
-    return {n: t for n, t in values(name).tensors.items() if not fnmatch.fnmatchcase(n, spurious)}
+    return {n: t for n, t in values(name).tensors.items() if not fnmatchcase(n, spurious)}
 
 
 def family_of(name: str, mode: str, match_maxtext: bool) -> Family:
@@ -58,6 +61,35 @@ def test_home_again_byte_for_byte(name: str, mode: str, tmp_path: Path, monkeypa
     found = exported(name, mode, False, tmp_path, monkeypatch)
     tensors = tensors_of(name)
     assert [n for n, array in found.items() if array.tobytes() != tensors[n].tobytes()] == []
+
+
+REAL = (
+    "gemma2-2b", "gemma3-4b+mm", "gemma4-e2b", "gpt-oss-20b", "llama3.1-8b", "olmo3-7b", "qwen2.5-1.5b", "qwen3-0.6b",
+    "qwen3-vl-2b", "qwen3.5-35b-a3b+mm",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_plans_at_real_size(name: str) -> None:
+    """Every array of a published model goes home once, and hardly a byte is read twice, whatever the mode."""
+    case = CASES.get(name, Case())
+    config = Config({**(model(case.config_of or name).hf_config or {}), **case.config})
+    for mode, tree in model(name).trees.items():
+        scan = mode == "scan"
+        names = tree.names.union(case.names, *tree.extra.values())
+        family = make_family(config, names, FamilyOptions(scan_layers=scan, **case.options))
+        rules = [compile_rule(rule, family.dims) for rule in family.plain_rules(scan)]
+        shapes = {source: source_shape(rule) for rule in rules for source in rule.sources()}
+        tensors = {n: LogicalTensor.plain(StoredTensor(n, "bfloat16", shape, "f", 0)) for n, shape in shapes.items()}
+        arrays = make_plan(family, tensors, PlanOptions(scan_layers=scan)).arrays
+        stored = {a.name: StoredTensor(a.name, a.spec.dtype, a.spec.shape, "f", 0) for a in arrays}
+        chunks = {array.name: array.spec.inner for array in arrays}
+        sources = {name: LogicalTensor.plain(tensor) for name, tensor in stored.items()}
+        plan = make_export_plan(family, sources, chunks, Wanted(scan_layers=scan), "digest")
+        assert not plan.problems
+        assert {array.name: array.spec.shape for array in plan.arrays} == shapes
+        assert plan.amplification < 1.1
+        assert sum(item.write_bytes for item in plan.items()) == sum(array.spec.nbytes for array in plan.arrays)
 
 
 @pytest.mark.parametrize("name", NAMES)
