@@ -32,17 +32,24 @@ class EngineChoice:
       running_mode: one of `RUNNING_MODES`; of the local engine only.
       workers: threads or processes of the local engine.
       args: every Beam option as given.
+      pools: addresses of worker pools on other hosts, where the local engine has its workers there.
     """
 
     runner: str
     running_mode: str
     workers: int
     args: tuple[str, ...]
+    pools: tuple[str, ...] = ()
 
     @property
     def is_local(self) -> bool:
-        """Whether it is the local engine."""
-        return not self.runner
+        """Whether everything runs on this machine."""
+        return not self.runner and not self.pools
+
+    @property
+    def retries(self) -> bool:
+        """Whether the engine does again what failed."""
+        return bool(self.runner)
 
     @property
     def is_dataflow(self) -> bool:
@@ -85,6 +92,8 @@ def choose_engine(beam_args: Sequence[str]) -> EngineChoice:
     parser.add_argument("--runner", default="")
     parser.add_argument("--direct_running_mode", default="multi_threading", choices=RUNNING_MODES)
     parser.add_argument("--direct_num_workers", type=int, default=0)
+    parser.add_argument("--environment_type", default="")
+    parser.add_argument("--environment_config", default="")
     try:
         known, _ = parser.parse_known_args(list(beam_args))
     except argparse.ArgumentError as error:
@@ -92,10 +101,21 @@ def choose_engine(beam_args: Sequence[str]) -> EngineChoice:
     if known.direct_num_workers < 0:
         raise FerryError(f"--direct_num_workers is {known.direct_num_workers}; it must be 0 (one per core) or more")
     runner = _full_name(known.runner)
+    if not runner and known.environment_type.upper() == "EXTERNAL":
+        pools = _pools(known.environment_config)
+        return EngineChoice("", "in_memory", known.direct_num_workers or len(pools), tuple(beam_args), pools)
     workers = known.direct_num_workers or cores()
     if known.direct_running_mode == "in_memory":
         workers = 1
     return EngineChoice(runner, known.direct_running_mode, workers, tuple(beam_args))
+
+
+def _pools(config: str) -> tuple[str, ...]:
+    pools = tuple(filter(None, (one.strip() for one in config.split(","))))
+    if not pools:
+        raise FerryError("--environment_type EXTERNAL needs the addresses of worker pools, separated by commas: "
+                         "--environment_config host1:50000,host2:50000")  # fmt: skip
+    return pools
 
 
 def _full_name(runner: str) -> str:
@@ -119,7 +139,7 @@ def pipeline_options(choice: EngineChoice) -> "PipelineOptions":
         options_class._add_argparse_args(parser)
     _check(parser, choice.args)
     named: dict[str, Any] = {"runner": choice.runner}
-    if choice.is_local:
+    if not choice.runner:
         named = {"direct_running_mode": choice.running_mode, "direct_num_workers": choice.workers}
     return PipelineOptions(flags=list(choice.args), **named)
 

@@ -25,6 +25,7 @@ from pipelines.orbax_log import quiet_orbax
 from pipelines.orbax_metadata import scalar_keys, write_item_metadata, write_step_metadata
 from pipelines.planning import Conversion, ConversionOptions, plan_conversion
 from pipelines.progress import Done
+from pipelines.receipt_count import ReceiptCount
 from pipelines.run_dir import RunDir, RunState
 from pipelines.run_files import write_json
 from pipelines.runner import RunOptions, run_items
@@ -192,7 +193,8 @@ class _Conversion:
             if isinstance(self.run, RunDir):
                 refuse_full_disk(self.run.state_dir, sum(item.write_bytes for item in todo))
         if todo:
-            tally = run_items(self._items_file(todo), [i.write_bytes for i in todo], self._work(), self._how(before))
+            how = self._how(before, todo)
+            tally = run_items(self._items_file(todo), [i.write_bytes for i in todo], self._work(), how)
             self.done_items += tally.done
             self.peak_rss_bytes = max(self.peak_rss_bytes, tally.peak_rss_bytes)
             self.receipts = self.run.receipts.finished()
@@ -221,13 +223,14 @@ class _Conversion:
         bound = self.options.target.worker_memory_bytes
         return FerryWork(self.conversion.source.url, self.sink, self.run.receipts, bound, uuid.uuid4().hex)
 
-    def _how(self, before: Done) -> RunOptions:
+    def _how(self, before: Done, todo: Iterable[WorkItem]) -> RunOptions:
         return RunOptions(
             beam_args=complete_args(self.output.beam_args, self._resources(), self.run.work_dir, self._is_far()),
             local_items=str(self.run.work_dir / "items.jsonl"),
             state_dir=str(self.run.work_dir),
             before=before,
             progress_seconds=self.output.progress_seconds,
+            count_done=ReceiptCount(self.run.receipts, {item.id: item.write_bytes for item in todo}),
         )
 
     def _resources(self) -> Resources:

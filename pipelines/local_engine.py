@@ -19,6 +19,7 @@ from google.protobuf import json_format, text_format
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
+    from apache_beam.transforms.environments import Environment
 
 _WORKER_COMMAND = (sys.executable, "-m", "apache_beam.runners.worker.sdk_worker_main")
 _CLOSE_SECONDS = 10.0
@@ -29,13 +30,20 @@ class Crew:
 
     Attributes:
       exit_codes: how workers died that should not have, in `subprocess`'s convention.
+      missing: what to say when a worker never came.
     """
 
     def __init__(self, log_path: str) -> None:
         self.exit_codes: list[int] = []
+        self.missing = ""
         self._log_path = log_path
         self._processes: list[subprocess.Popen[bytes]] = []
         self._dismissed = False
+
+    @property
+    def is_dismissed(self) -> bool:
+        """Whether the run is over."""
+        return self._dismissed
 
     def register(self) -> None:
         """Makes Beam's engine take its worker processes from here."""
@@ -119,8 +127,13 @@ def death_sentence(exit_code: int) -> str:
     return f"A worker process died (exit code {exit_code})"
 
 
-def local_engine(options: "PipelineOptions") -> fn_runner.FnApiRunner:
-    """The engine inside Beam's Python package, which gives its workers the pipeline's options."""
+def local_engine(options: "PipelineOptions", workers: "Environment | None" = None) -> fn_runner.FnApiRunner:
+    """The engine inside Beam's Python package, which gives its workers the pipeline's options.
+
+    Args:
+      options: Beam's options.
+      workers: where they are, when not in this process or its children.
+    """
     encoded = JobServiceHandle.encode_pipeline_options(options.get_all_options())
     info = beam_provision_api_pb2.ProvisionInfo(pipeline_options=encoded)
-    return fn_runner.FnApiRunner(provision_info=fn_runner.ExtendedProvisionInfo(info))
+    return fn_runner.FnApiRunner(workers, provision_info=fn_runner.ExtendedProvisionInfo(info))

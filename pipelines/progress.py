@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 _SLOT = struct.Struct("<qq48x")
+# A reading that takes long, as the listing of a bucket does, is repeated after this many times as long.
+_READ_PAUSES = 20
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,7 @@ class ProgressMonitor:
         before: Done | None = None,
         line_seconds: float = 5.0,
         stream: IO[str] | None = None,
+        read_seconds: float = 0.0,
     ) -> None:
         """Prepares a monitor; nothing is drawn yet.
 
@@ -149,6 +152,7 @@ class ProgressMonitor:
           before: what earlier attempts have finished.
           line_seconds: time between two lines where there is no terminal.
           stream: where to draw; standard error when not given.
+          read_seconds: least time between two readings; what was read last is shown in between.
         """
         self._total = total
         self._read = read
@@ -159,6 +163,9 @@ class ProgressMonitor:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._draw_until_end, name="progress", daemon=True)
         self._started_at = 0.0
+        self._fresh = Done()
+        self._read_seconds = read_seconds
+        self._next_read_at = 0.0
 
     def __enter__(self) -> "ProgressMonitor":
         self._started_at = time.monotonic()
@@ -180,8 +187,13 @@ class ProgressMonitor:
             return
 
     def _now(self) -> tuple[Done, int]:
-        fresh = self._read()
-        return self._before.plus(fresh).at_most(self._total), fresh.nbytes
+        started = time.monotonic()
+        # The last reading tells the end, and is never an old one.
+        if started >= self._next_read_at or self._ended.is_set():
+            self._fresh = self._read()
+            took_seconds = time.monotonic() - started
+            self._next_read_at = started + max(self._read_seconds, _READ_PAUSES * took_seconds)
+        return self._before.plus(self._fresh).at_most(self._total), self._fresh.nbytes
 
     def _print_lines(self) -> None:
         if self._before.items:

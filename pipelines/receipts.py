@@ -51,6 +51,11 @@ class Receipts:
         receipts = {unquote(file.name.removesuffix(_SUFFIX)): _read(file) for file in files}
         return {item_id: receipt for item_id, receipt in receipts.items() if receipt is not None}
 
+    def ids(self) -> set[str]:
+        """Ids of the items that have a receipt, by the listing alone."""
+        files = Path(self.folder).glob(f"[!.]*{_SUFFIX}")
+        return {unquote(file.name.removesuffix(_SUFFIX)) for file in files}
+
     def discard(self, item_id: str) -> None:
         """Forgets a receipt whose chunks turned out to be missing."""
         self._file(item_id).unlink(missing_ok=True)

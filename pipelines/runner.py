@@ -71,7 +71,7 @@ class RunOptions:
       progress_seconds: time between two lines of progress where there is no terminal.
       grace_seconds: how long items in flight may go on after Ctrl-C.
       local_items: the plan's file on this machine, where `items_path` is elsewhere.
-      count_done: tells what this run has finished, where workers do not see `state_dir`.
+      count_done: tells what this run has finished, for engines whose workers do not see `state_dir`.
     """
 
     beam_args: tuple[str, ...] = ()
@@ -150,11 +150,11 @@ class _Run:
         from pipelines import beam_job, local_engine
 
         stretches = self._stretches()
-        ferry = beam_job.Ferry(self.work, self.stop, engine_retries=not self.choice.is_local)
+        ferry = beam_job.Ferry(self.work, self.stop, engine_retries=self.choice.retries)
         graph = beam_job.build(stretches, ferry, self.tally_path, reshuffle=not self.choice.is_local)
         crew = local_engine.Crew(self.log_path)
         crew.register()
-        pipeline = _pipeline(self.choice, stretches)
+        pipeline = _pipeline(self.choice, stretches, crew)
         graph(pipeline)
         with self._monitor():
             try:
@@ -173,26 +173,34 @@ class _Run:
         if not self.options.show_progress:
             return nullcontext()
         fresh = Done(sum(self.item_sizes), len(self.item_sizes))
-        read = self.options.count_done or (lambda: read_slots(self.run_dir))
-        total = self.options.before.plus(fresh)
-        return ProgressMonitor(total, read, self.options.before, self.options.progress_seconds)
+        total, seconds = self.options.before.plus(fresh), self.options.progress_seconds
+        count = self.options.count_done
+        # Slots are only seen where workers share this machine's disk.
+        if count is None or self.choice.is_local:
+            return ProgressMonitor(total, lambda: read_slots(self.run_dir), self.options.before, seconds)
+        return ProgressMonitor(total, count, self.options.before, seconds, read_seconds=seconds)
 
     def _supervise(self, run: Callable[[], None], crew: "Crew") -> None:
         error = supervise(run, crew, self.stop, self.options.grace_seconds)
         if crew.exit_codes:
-            raise FerryError(self._death(crew.exit_codes[0]))
+            raise FerryError(self._death(crew))
         if error:
             self._log("".join(traceback.format_exception(error)))
             raise FerryError(self._stopped_sentence(error)) from error
 
-    def _death(self, exit_code: int) -> str:
+    def _death(self, crew: "Crew") -> str:
+        if crew.missing:
+            return f"{crew.missing}. {RESUME_HINT}"
         from pipelines.local_engine import death_sentence
 
         advice = "Fewer workers or a smaller --worker-memory-bytes need less memory."
-        return f"{death_sentence(exit_code)}. {RESUME_HINT} {advice} Details: {self.log_path}"
+        return f"{death_sentence(crew.exit_codes[0])}. {RESUME_HINT} {advice} Details: {self.log_path}"
 
     def _stopped_sentence(self, error: BaseException) -> str:
-        return f"Beam stopped: {last_words(error)}. {RESUME_HINT} Details: {self.log_path}"
+        words = last_words(error).rstrip(".")
+        if self.choice.pools and words.startswith("Channel closed"):
+            return f"A worker of a pool died (out of memory?). {RESUME_HINT} Details: {self.log_path}"
+        return f"Beam stopped: {words}. {RESUME_HINT} Details: {self.log_path}"
 
     def _log(self, text: str) -> None:
         try:
@@ -232,14 +240,18 @@ class _Run:
             shutil.rmtree(self.state_dir, ignore_errors=True)
 
 
-def _pipeline(choice: EngineChoice, stretches: Sequence[Any]) -> Any:
+def _pipeline(choice: EngineChoice, stretches: Sequence[Any], crew: "Crew") -> Any:
     import apache_beam as beam
 
     from pipelines.local_engine import local_engine
 
-    if choice.is_local:
-        options = pipeline_options(choice)
-        return beam.Pipeline(runner=local_engine(options), options=options)
+    if not choice.runner:
+        options, pools = pipeline_options(choice), None
+        if choice.pools:
+            from pipelines.worker_pools import first_environment
+
+            pools = first_environment(choice.pools, crew)
+        return beam.Pipeline(runner=local_engine(options, pools), options=options)
     options = pipeline_options(choice.cut_for_dask(len(stretches)))
     try:
         return beam.Pipeline(options=options)

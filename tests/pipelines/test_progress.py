@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from mappings.problems import FerryError
 from pipelines.progress import (
     Done,
     ProgressMonitor,
@@ -17,6 +18,8 @@ from pipelines.progress import (
     read_slots,
     seconds_text,
 )
+from pipelines.receipt_count import ReceiptCount
+from pipelines.receipts import Receipts
 
 
 def test_slots_of_threads_and_processes_add_up(tmp_path):
@@ -44,6 +47,34 @@ def test_a_directory_that_is_not_there_counts_nothing_and_is_not_made(tmp_path):
     slot.close()
     assert read_slots(str(gone)) == Done()
     assert not gone.exists()
+
+
+def test_a_slow_reading_is_not_repeated_at_once_and_the_last_is_never_old():
+    counts = iter(range(1, 100))
+    shown = io.StringIO()
+    monitor = ProgressMonitor(Done(99, 99), lambda: Done(7, next(counts)), line_seconds=0.01, stream=shown,
+                              read_seconds=60)  # fmt: skip
+    with monitor:
+        time.sleep(0.3)
+    items = [line.split(", ")[1].split()[0] for line in shown.getvalue().splitlines()]
+    assert len(items) > 3
+    assert items == ["1"] * (len(items) - 1) + ["2"]
+
+
+def test_receipts_of_this_run_are_counted_and_a_refusal_keeps_the_count(tmp_path):
+    receipts = Receipts(str(tmp_path / "r"))
+    count = ReceiptCount(receipts, {"a/1": 5, "a/2": 7, "a/3": 11})
+    assert count() == Done()
+    for name in ("a/1", "a/3", "of an earlier attempt"):
+        receipts.add(name, {})
+    assert count() == Done(16, 2)
+
+    class Busy:
+        def ids(self) -> set[str]:
+            raise FerryError("busy")
+
+    count.receipts = Busy()
+    assert count() == Done(16, 2)
 
 
 def test_half_a_slot_and_other_files_count_nothing(tmp_path):
