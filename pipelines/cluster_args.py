@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
 
-from mappings.problems import FerryError
-from mappings.resources import Resources
+from mappings.plan import Plan
+from mappings.problems import FerryError, Problem
+from mappings.resources import Resources, recommend
 from pipelines.beam_args import choose_engine
+from pipelines.kvstores import is_local
 
 # A thread that waits for 50 ms holds no core; the memory bound admits as many items as fit (measured: BENCHMARKS.md).
 NETWORK_THREADS = 8
@@ -44,6 +46,29 @@ def complete_args(beam_args: Iterable[str], resources: Resources, scratch: Path,
     staged = () if _gives(args, "--sdk_container_image") else _staged(scratch)
     own_image = ("--sdk_location=container",) if not staged else ()
     return (*args, *missing((*resources.beam_args(), *_DEFAULTS, *own_image, *staged), args))
+
+
+def refuse_out_of_reach(source: str, output: str, beam_args: Iterable[str]) -> None:
+    """Refuses what workers of a service elsewhere cannot reach.
+
+    Raises:
+      FerryError: source or output are on this machine, and the workers are not.
+    """
+    if not choose_engine(tuple(beam_args)).is_dataflow:
+        return
+    if is_local(output):
+        expected = "gs://bucket/path: Dataflow's workers cannot write here"
+        raise FerryError(str(Problem(output, expected, "a local path", "Give a bucket as --output.")))
+    if is_local(source) or source.startswith("file:"):
+        expected = "gs://, hf:// or https://: Dataflow's workers cannot read it here"
+        raise FerryError(str(Problem(source, expected, "a local path", "Copy it to a bucket: gcloud storage cp -r.")))
+
+
+def plan_resources(plan: Plan) -> Resources:
+    """What a plan needs of a cluster."""
+    totals, memory_bytes = plan.totals, plan.options.worker_memory_bytes
+    sizes = totals.read_bytes, totals.write_bytes, totals.work_items, totals.largest_item_bytes
+    return recommend(*sizes, memory_bytes)
 
 
 def local_args(beam_args: Iterable[str], is_far: bool) -> tuple[str, ...]:

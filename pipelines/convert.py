@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from mappings.problems import FerryError, PlanError, Problem
-from mappings.resources import Resources, recommend
 from mappings.text import bytes_text
 from mappings.work import WorkItem
 from pipelines.beam_args import choose_engine
 from pipelines.bucket_run import BucketRun
 from pipelines.byte_source import ByteSource
 from pipelines.checkpoint import open_checkpoint
-from pipelines.cluster_args import complete_args
+from pipelines.cluster_args import complete_args, plan_resources, refuse_out_of_reach
 from pipelines.ferry import FerryWork
 from pipelines.kvstores import is_local
 from pipelines.manifest import make_manifest, unfinished
@@ -95,7 +94,7 @@ def convert(options: ConversionOptions, output: OutputOptions, say: Say) -> Outc
       PlanError: the plan does not add up; nothing was written.
       FerryError: anything else; nothing was committed, and the same command resumes.
     """
-    refuse_out_of_reach(options.source, output)
+    refuse_out_of_reach(options.source, output.output, output.beam_args)
     conversion = plan_conversion(options)
     conversion.plan.require()
     compare_tied(conversion)
@@ -112,22 +111,6 @@ def convert(options: ConversionOptions, output: OutputOptions, say: Say) -> Outc
         return done.outcome()
     finally:
         run.close()
-
-
-def refuse_out_of_reach(source: str, output: OutputOptions) -> None:
-    """Refuses what workers of a service elsewhere cannot reach.
-
-    Raises:
-      FerryError: source or output are on this machine, and the workers are not.
-    """
-    if not choose_engine(output.beam_args).is_dataflow:
-        return
-    if is_local(output.output):
-        expected = "gs://bucket/path: Dataflow's workers cannot write here"
-        raise FerryError(str(Problem(output.output, expected, "a local path", "Give a bucket as --output.")))
-    if is_local(source) or source.startswith("file:"):
-        expected = "gs://, hf:// or https://: Dataflow's workers cannot read it here"
-        raise FerryError(str(Problem(source, expected, "a local path", "Copy it to a bucket: gcloud storage cp -r.")))
 
 
 def _run_of(output: OutputOptions, digest: str, options: dict[str, Any]) -> Run:
@@ -225,18 +208,15 @@ class _Conversion:
 
     def _how(self, before: Done, todo: Iterable[WorkItem]) -> RunOptions:
         return RunOptions(
-            beam_args=complete_args(self.output.beam_args, self._resources(), self.run.work_dir, self._is_far()),
+            beam_args=complete_args(
+                self.output.beam_args, plan_resources(self.plan), self.run.work_dir, self._is_far()
+            ),
             local_items=str(self.run.work_dir / "items.jsonl"),
             state_dir=str(self.run.work_dir),
             before=before,
             progress_seconds=self.output.progress_seconds,
             count_done=ReceiptCount(self.run.receipts, {item.id: item.write_bytes for item in todo}),
         )
-
-    def _resources(self) -> Resources:
-        totals, memory_bytes = self.plan.totals, self.options.target.worker_memory_bytes
-        sizes = totals.read_bytes, totals.write_bytes, totals.work_items, totals.largest_item_bytes
-        return recommend(*sizes, memory_bytes)
 
     def _is_far(self) -> bool:
         """Whether a thread waits for a network, and not for a disk."""

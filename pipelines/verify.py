@@ -2,12 +2,10 @@
 
 import json
 import os
-import tempfile
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,17 +16,20 @@ from mappings.problems import FerryError
 from mappings.schemes import scheme_of
 from mappings.tensors import LogicalTensor, StoredTensor
 from mappings.work import Part, WorkItem
+from pipelines.beam_args import choose_engine
+from pipelines.bucket_receipts import BucketReceipts
 from pipelines.byte_source import ByteSource, LocalSource, open_source
-from pipelines.cluster_args import local_args
+from pipelines.cluster_args import complete_args, plan_resources, refuse_out_of_reach
 from pipelines.decode_region import decode_region
 from pipelines.expected import expected_parts
+from pipelines.findings import Findings, open_findings
 from pipelines.kvstores import is_local, store_words
 from pipelines.memory import shared_budget
 from pipelines.orbax_view import OrbaxItem, find_item, open_item, read_manifest, read_region
 from pipelines.planning import Conversion, options_of, plan_conversion
 from pipelines.receipts import Receipts
 from pipelines.regions import Scratch, read_box
-from pipelines.runner import RunOptions, run_items
+from pipelines.runner import run_items
 from pipelines.stored_tree import stored_tree
 from transforms.digest import digest
 from transforms.dtypes import numpy_dtype
@@ -91,6 +92,7 @@ def verify(
     Raises:
       FerryError: there is no checkpoint or no manifest, or the source cannot be read.
     """
+    refuse_out_of_reach(source, output, beam_args)
     item = find_item(output)
     manifest = read_manifest(item)
     conversion = plan_conversion(options_of(manifest["options"], source))
@@ -99,8 +101,8 @@ def verify(
     if other:
         return Verdict(item, 0, 0, 0, other)
     tree = tuple(_tree_differences(conversion.plan, item))
-    with tempfile.TemporaryDirectory(prefix="tensorferry-verify-") as scratch:
-        verdict = _compare(conversion, item, manifest, sample, Path(scratch), beam_args, show_progress)
+    with open_findings(item, not choose_engine(beam_args).is_local) as findings:
+        verdict = _compare(conversion, item, manifest, sample, findings, beam_args, show_progress)
     return replace(verdict, differences=tree + verdict.differences)
 
 
@@ -109,19 +111,18 @@ def _compare(
     item: str,
     manifest: Mapping[str, Any],
     sample: float,
-    scratch: Path,
+    findings: Findings,
     beam_args: tuple[str, ...],
     show_progress: bool,
 ) -> Verdict:
     plan = conversion.plan
     chosen = list(sampled(plan.items(), sample, plan.digest))
-    lines = scratch / "items.jsonl"
-    lines.write_text("".join(_line(one, manifest) for one in chosen))
+    items_path = findings.share_items("".join(_line(one, manifest) for one in chosen))
     bound = plan.options.worker_memory_bytes
-    work = VerifyWork(conversion.source.url, open_item(item), Receipts(str(scratch / "found")), bound, uuid.uuid4().hex)
+    work = VerifyWork(conversion.source.url, open_item(item), findings.receipts, bound, uuid.uuid4().hex)
     is_far = not (is_local(item) and is_local(conversion.source.url))
-    how = RunOptions(beam_args=local_args(beam_args, is_far), state_dir=str(scratch), show_progress=show_progress)
-    run_items(str(lines), [one.write_bytes for one in chosen], work, how)
+    args = complete_args(beam_args, plan_resources(plan), findings.scratch, is_far)
+    run_items(items_path, [one.write_bytes for one in chosen], work, findings.how(chosen, args, show_progress))
     receipts = work.receipts.finished().values()
     if len(receipts) != len(chosen):
         raise FerryError(f"only {len(receipts):,} of {len(chosen):,} comparisons came back; run verify again")
@@ -170,7 +171,7 @@ class VerifyWork:
 
     source: str
     item: OrbaxItem
-    receipts: Receipts
+    receipts: Receipts | BucketReceipts
     worker_memory_bytes: int
     run_token: str
 

@@ -15,7 +15,8 @@ from mappings.problems import FerryError, PlanError, Problem
 from mappings.text import bytes_text
 from mappings.tunix.model import check_run
 from pipelines.beam_args import choose_engine
-from pipelines.convert import OutputOptions, refuse_full_disk, refuse_out_of_reach
+from pipelines.cluster_args import refuse_out_of_reach
+from pipelines.convert import refuse_full_disk
 from pipelines.kvstores import is_local
 from pipelines.migration.commit_work import CommitWork, is_whole
 from pipelines.migration.copy_work import CopyWork
@@ -75,7 +76,7 @@ def _with_engine(options: MigrationOptions) -> MigrationOptions:
     """
     if options.dry_run:
         return options if choose_engine(options.beam_args).is_local else replace(options, beam_args=())
-    refuse_out_of_reach(options.source, OutputOptions(options.output, beam_args=options.beam_args))
+    refuse_out_of_reach(options.source, options.output, options.beam_args)
     return options
 
 

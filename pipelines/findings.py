@@ -1,0 +1,114 @@
+"""Where the workers of a verification leave what they find: a scratch folder, or one beside the output that workers on
+other machines reach too. It is removed at the end, whatever the end is.
+
+    gs://bucket/output/.tensorferry-verify-TOKEN/items.jsonl   the work items
+    gs://bucket/output/.tensorferry-verify-TOKEN/found/        what was found, one object for each
+"""
+
+import re
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mappings.problems import FerryError
+from mappings.work import WorkItem
+from pipelines.bucket_receipts import BucketReceipts
+from pipelines.kvstores import is_local
+from pipelines.objects import Objects
+from pipelines.receipt_count import ReceiptCount
+from pipelines.receipts import Receipts
+from pipelines.runner import RunOptions
+from pipelines.sink import make_directory
+
+_ITEMS = "items.jsonl"
+_STEP = re.compile(r"(?P<output>.+)/\d+/[^/]+")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The folders of one verification.
+
+    Attributes:
+      scratch: of this machine.
+      shared: url of the folder that every worker reaches.
+    """
+
+    scratch: Path
+    shared: str
+
+    @property
+    def receipts(self) -> Receipts | BucketReceipts:
+        """What was found, by work item id."""
+        folder = f"{self.shared}/found"
+        return Receipts(folder) if is_local(self.shared) else BucketReceipts(folder)
+
+    @property
+    def local_items(self) -> str:
+        """The file of work items on this machine."""
+        return str(self.scratch / _ITEMS)
+
+    def share_items(self, lines: str) -> str:
+        """Writes the work items, one a line; returns the url under which every worker finds them."""
+        Path(self.local_items).write_text(lines)
+        if self.shared == str(self.scratch):
+            return self.local_items
+        if is_local(self.shared):
+            shutil.copy(self.local_items, self.shared)
+        else:
+            Objects(self.shared).write(_ITEMS, lines.encode())
+        return f"{self.shared}/{_ITEMS}"
+
+    def how(self, items: Iterable[WorkItem], beam_args: tuple[str, ...], show_progress: bool) -> RunOptions:
+        """How to run the verification of work items."""
+        return RunOptions(
+            beam_args=beam_args,
+            state_dir=str(self.scratch),
+            local_items=self.local_items,
+            show_progress=show_progress,
+            count_done=ReceiptCount(self.receipts, {item.id: item.write_bytes for item in items}),
+        )
+
+
+@contextmanager
+def open_findings(output: str, are_elsewhere: bool) -> Iterator[Findings]:
+    """Makes the folders, and removes them with the ``with`` block.
+
+    Args:
+      output: what is verified: a step's item, or a repository.
+      are_elsewhere: whether workers run on other machines, which see the output and not this machine's scratch.
+
+    Raises:
+      FerryError: the output's folder cannot be written.
+    """
+    with tempfile.TemporaryDirectory(prefix="tensorferry-verify-") as scratch:
+        if not are_elsewhere:
+            yield Findings(Path(scratch), scratch)
+            return
+        shared = f"{_around(output)}/.tensorferry-verify-{uuid.uuid4().hex[:12]}"
+        if is_local(shared):
+            make_directory(shared)
+        try:
+            yield Findings(Path(scratch), shared)
+        finally:
+            _remove(shared)
+
+
+def _around(output: str) -> str:
+    """The folder that holds the steps, for a step's item; the output itself otherwise."""
+    match = _STEP.fullmatch(output.rstrip("/"))
+    return match["output"] if match else output.rstrip("/")
+
+
+def _remove(shared: str) -> None:
+    if is_local(shared):
+        shutil.rmtree(shared, ignore_errors=True)
+        return
+    try:
+        everything = Objects(shared)
+        everything.delete_all(everything.sizes())
+    except FerryError:
+        return  # the verdict counts, and the next one uses another folder
