@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import apache_beam as beam
 
 from mappings.problems import FerryError
+from pipelines.kvstores import worker_environment
 from pipelines.progress import Slot
 from pipelines.stop_flag import StopFlag
 from pipelines.stretches import Stretch, open_plan
@@ -56,10 +57,12 @@ class Ferry(beam.DoFn):
         self._work = work
         self._stop = stop
         self._engine_retries = engine_retries
+        self._environment = worker_environment()
         self._broken: Exception | None = None
         self._slot: Slot | None = None
 
     def setup(self) -> None:
+        os.environ.update(self._environment)
         self._slot = Slot(self._stop.directory)
         try:
             self._work.setup()

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 # One copy thread: TensorStore otherwise encodes inner chunks in several malloc arenas at once, and the freed
 # buffers stay in each (measured with two 64 MiB writers: 300 MiB resident instead of 128, and no faster).
 _COPY_THREADS = 1
+# How TensorStore talks to buckets: JSON over HTTP, or gRPC where the bucket and the network have it.
+GCS_DRIVER = "TENSORFERRY_GCS_DRIVER"
+_GCS_DRIVERS = ("gcs", "gcs_grpc")
 
 
 def is_local(url: str) -> bool:
@@ -24,7 +27,7 @@ def kvstore(url: str) -> dict[str, Any]:
     """The TensorStore key-value store spec of a directory url; its ``path`` ends in a slash.
 
     Raises:
-      FerryError: the scheme is not one we write to.
+      FerryError: the scheme is not one we write to, or the variable `GCS_DRIVER` names no driver.
     """
     if is_local(url):
         return {"driver": "file", "path": os.path.abspath(url).rstrip("/") + "/"}
@@ -32,8 +35,20 @@ def kvstore(url: str) -> dict[str, Any]:
     bucket, _, path = rest.strip("/").partition("/")
     # Untested on the real service; the common emulator ignores write preconditions, so it proves nothing about OCDBT.
     if scheme == "gs" and bucket:
-        return {"driver": "gcs", "bucket": bucket, "path": f"{path}/" if path else ""}
+        return {"driver": _gcs_driver(), "bucket": bucket, "path": f"{path}/" if path else ""}
     raise FerryError(str(Problem(url, "a local path or gs://bucket/path", url, "Give one of those.")))
+
+
+def _gcs_driver() -> str:
+    driver = os.environ.get(GCS_DRIVER) or _GCS_DRIVERS[0]
+    if driver not in _GCS_DRIVERS:
+        raise FerryError(str(Problem(GCS_DRIVER, " or ".join(_GCS_DRIVERS), driver, "Correct or unset it.")))
+    return driver
+
+
+def worker_environment() -> dict[str, str]:
+    """Variables of this process that workers elsewhere must have too."""
+    return {GCS_DRIVER: os.environ[GCS_DRIVER]} if os.environ.get(GCS_DRIVER) else {}
 
 
 def below(store: dict[str, Any], *names: str) -> dict[str, Any]:
