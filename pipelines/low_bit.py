@@ -19,7 +19,11 @@ from transforms.dtypes import numpy_dtype
 # All scales of a 671 B model in blocks of 128 are 160 MB in 45,000 tensors: a second or two from a local disk.
 CHECKED_BYTES = 256 << 20
 _LARGEST_BYTES = 4 << 20
+_BATCH_BYTES = 8 << 20
 _THREADS = 16
+
+# A stored scale, how its numbers are encoded, and what they must be.
+Scale = tuple[StoredTensor, str, str]
 
 
 def understand(checkpoint: Checkpoint) -> Resolution:
@@ -40,10 +44,22 @@ def bad_scales(checkpoint: Checkpoint, found: Resolution) -> list[Problem]:
     Raises:
       SourceError: a file cannot be read.
     """
-    chosen = list(_chosen(found.scales())) if isinstance(checkpoint.source, LocalSource) else []
-    raw = _read(checkpoint.source, [stored for stored, _, _ in chosen])
-    checked = ((one, check_scale(_array(one[0], octets), *one[1:])) for one, octets in zip(chosen, raw, strict=True))
-    return [scale_problem(stored, fault, rule) for (stored, _, rule), fault in checked if fault is not None]
+    if not isinstance(checkpoint.source, LocalSource):
+        return []
+    return [problem for batch in _batches(found.scales()) for problem in _bad(checkpoint.source, batch)]
+
+
+def _bad(source: ByteSource, batch: Sequence[Scale]) -> Iterator[Problem]:
+    """The bad ones among scales of one kind: checked in one go, and one by one only when something is wrong."""
+    stored, encoding, rule = batch[0]
+    dtype = numpy_dtype(stored.dtype)
+    raw = list(_read(source, [stored for stored, _, _ in batch]))
+    if check_scale(np.frombuffer(b"".join(raw), dtype), encoding, rule) is None:
+        return
+    for (stored, _, _), octets in zip(batch, raw, strict=True):
+        fault = check_scale(np.frombuffer(octets, dtype), encoding, rule)
+        if fault is not None:
+            yield scale_problem(stored, fault, rule)
 
 
 def gptq_notes(checkpoint: Checkpoint, found: Resolution) -> tuple[str, ...]:
@@ -63,18 +79,26 @@ def gptq_notes(checkpoint: Checkpoint, found: Resolution) -> tuple[str, ...]:
     return (f"{says}; decoded as {stored}",)
 
 
-def _chosen(scales: Iterable[tuple[StoredTensor, str, str]]) -> Iterator[tuple[StoredTensor, str, str]]:
-    """Scales in the order of their size, as far as the budget goes."""
+def _batches(scales: Iterable[Scale]) -> Iterator[list[Scale]]:
+    """Scales in the order of their size as far as the budget goes, those of one dtype and rule together."""
     left = CHECKED_BYTES
+    batch: list[Scale] = []
+    batch_bytes = 0
     for one in sorted((s for s in scales if s[0].nbytes <= _LARGEST_BYTES), key=lambda s: s[0].nbytes):
         left -= one[0].nbytes
         if left < 0:
-            return
-        yield one
+            break
+        if batch and (_kind(one) != _kind(batch[0]) or batch_bytes > _BATCH_BYTES):
+            yield batch
+            batch, batch_bytes = [], 0
+        batch.append(one)
+        batch_bytes += one[0].nbytes
+    if batch:
+        yield batch
 
 
-def _array(stored: StoredTensor, octets: bytes) -> np.ndarray:
-    return np.frombuffer(octets, numpy_dtype(stored.dtype)).reshape(stored.shape)
+def _kind(scale: Scale) -> tuple[str, str, str]:
+    return scale[0].dtype, scale[1], scale[2]
 
 
 def _read(source: ByteSource, tensors: Sequence[StoredTensor]) -> Iterator[bytes]:
