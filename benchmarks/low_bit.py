@@ -173,7 +173,7 @@ def report(lines: list[str]) -> str:
         "",
         f"A weight of {ROWS:,} x {COLUMNS:,} in memory, on one core: GB of bfloat16 per second of CPU, the best "
         "of several runs.",
-        "PyTorch, on one thread, allocates its results as its users' code does; ours go into a buffer that is used again. "
+        "PyTorch, on one thread, allocates its results as its users' code does; ours go into one buffer, used again. "
         "The last rows",
         "take the kernel of FP8 apart. `python -m benchmarks.low_bit --write` measures again.",
         "",

@@ -46,9 +46,7 @@ def write_sharded(
         tensors = dict(next(stream) for _ in names)
         if list(tensors) != names:
             raise ValueError(f"arrays came in another order than nbytes: {list(tensors)}, expected {names}")
-        save_file(
-            {name: np.ascontiguousarray(array) for name, array in tensors.items()}, path, {"format": "pt"}
-        )
+        save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, path, {"format": "pt"})
         weight_map |= dict.fromkeys(names, path.name)
         paths.append(path)
     index = {"metadata": {"total_size": sum(nbytes.values())}, "weight_map": dict(sorted(weight_map.items()))}
