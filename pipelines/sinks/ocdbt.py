@@ -36,6 +36,14 @@ def _database(base: dict[str, Any]) -> dict[str, Any]:
     return {"driver": "ocdbt", "base": base, "path": "", "config": _CONFIG}
 
 
+def _new_database(base: dict[str, Any]) -> dict[str, Any]:
+    """A database that is not there yet: its manifest is written once, with the first commit.
+
+    TensorStore would put an empty manifest down first, and an object store takes about one write a second of an object.
+    """
+    return _database(base) | {"assume_config": True}
+
+
 def _everything_below(prefix: str) -> "ts.KvStore.KeyRange":
     import tensorstore as ts
 
@@ -71,7 +79,7 @@ class OcdbtWriter(PartWriter):
         finish_stored_chunk(key, start_stored_chunk(self._part(), key, stored, worker_context(), self._transaction))
 
     def _part(self) -> dict[str, Any]:
-        return _database(below(kvstore(self.sink.root), _PARTS, self.attempt_id))
+        return _new_database(below(kvstore(self.sink.root), _PARTS, self.attempt_id))
 
     def _spec(self, spec: ArraySpec) -> dict[str, Any]:
         return array_spec(self._part(), spec, self.sink.array_metadata(spec))
@@ -131,7 +139,7 @@ class OcdbtSink(Sink):
             raise FerryError(str(Problem(self.root, "one winner for each work item", "a part listed twice", "")))
 
     def _merge(self, arrays: Sequence[ArraySpec], winners: Sequence[str], context: "ts.Context") -> None:
-        root = _database(kvstore(self.root))
+        root = _new_database(kvstore(self.root))
         transaction = _new_transaction()
         target = _open_store(root, context).with_transaction(transaction)
         for winner in winners:

@@ -1,5 +1,5 @@
 """A real fake-gcs-server process behind a proxy of ours, which adds what the emulator lacks: generation preconditions,
-faults on order, latency, limited bandwidth, and a log of requests."""
+faults on order, latency, limited bandwidth, the limit of one write a second to each object, and a log of requests."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -68,12 +68,20 @@ class Gcs:
       latency_seconds: before each answer.
       stream_bytes_per_second: of each request's body; 0 is no limit.
       down: the link that all answers' bodies share.
+      write_seconds: least time between two writes of one object; sooner ones are answered 429. The real store takes
+        about one a second.
+      writes: writes that came for each ``bucket/object``, refused ones among them.
+      refused_writes: how many came too soon.
     """
 
     emulator_port: int
     port: int = 0
     latency_seconds: float = 0.0
     stream_bytes_per_second: float = 0.0
+    write_seconds: float = 0.0
+    writes: Counter[str] = field(default_factory=Counter)
+    refused_writes: list[str] = field(default_factory=list)
+    written_at: dict[str, float] = field(default_factory=dict)
     down: Link = field(default_factory=Link)
     requests: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -88,7 +96,9 @@ class Gcs:
         """As new, the stored objects apart."""
         self.requests.clear()
         self.faults.clear()
-        self.latency_seconds = self.stream_bytes_per_second = self.down.bytes_per_second = 0.0
+        self.writes.clear()
+        self.refused_writes.clear()
+        self.latency_seconds = self.stream_bytes_per_second = self.down.bytes_per_second = self.write_seconds = 0.0
 
     def fail(self, pattern: str, status: int, times: int = 1, after: int = 0) -> None:
         """Orders trouble for requests whose ``METHOD PATH`` matches; see `Fault`."""
@@ -109,6 +119,20 @@ class Gcs:
                 fault.times -= 1
                 return fault.status
         return None
+
+    def takes_write(self, method: str, path: str) -> bool:
+        """Counts a write; whether it comes late enough after the one before."""
+        name = _written(method, path)
+        if name is None:
+            return True
+        with self.lock:
+            now, before = time.monotonic(), self.written_at.get(name, float("-inf"))
+            self.writes[name] += 1
+            if now - before < self.write_seconds:
+                self.refused_writes.append(name)
+                return False
+            self.written_at[name] = now
+        return True
 
     # What a test does to buckets, past proxy and faults.
 
@@ -172,6 +196,9 @@ class _Proxy(BaseHTTPRequestHandler):
         time.sleep(self.gcs.latency_seconds)
         if fault:
             self._answer(fault, {"Content-Type": "application/json"}, _error(fault))
+            return
+        if not self.gcs.takes_write(self.command, self.path):
+            self._answer(429, {"Content-Type": "application/json"}, _error(429))
             return
         wanted = _precondition(self.path)
         if wanted is None or self.command == "GET":
@@ -244,6 +271,15 @@ class _Proxy(BaseHTTPRequestHandler):
                 due = started + (at + len(block)) / gcs.stream_bytes_per_second
                 time.sleep(max(0.0, due - time.perf_counter()))
             self.wfile.write(block)
+
+
+def _written(method: str, path: str) -> str | None:
+    """``bucket/object`` that a request writes."""
+    parts = urlsplit(path)
+    match = re.fullmatch(r"/upload/storage/v1/b/([^/]+)/o", parts.path)
+    if method != "POST" or not match:
+        return None
+    return f"{match[1]}/{parse_qs(parts.query).get('name', [''])[0]}"
 
 
 def _precondition(path: str) -> tuple[str, str] | None:

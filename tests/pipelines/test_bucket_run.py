@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,40 @@ def test_each_chunk_is_written_once_and_the_mark_last(gcs, bucket, source):
     step = [name for name in writes if name.startswith("out/0/")]
     assert step[-2:] == ["out/0/items/commit_success.txt", "out/0/commit_success.txt"]
     assert not gcs.names(bucket, "out/.tensorferry-0/")
+
+
+@pytest.mark.parametrize("store_format", FORMATS)
+def test_no_object_is_written_sooner_than_the_store_takes_it(gcs, bucket, source, store_format):
+    """The emulator takes any number of writes; the proxy refuses a second one within a second, as the store does."""
+    gcs.write_seconds = 1.0
+    do(source, f"gs://{bucket}/out", store_format)
+    often = {name: count for name, count in gcs.writes.items() if count > 1}
+    assert len(gcs.writes) > 20
+    # The step counter joins the database after the arrays, in a second commit of the same index.
+    index = f"{bucket}/out/0/items/manifest.ocdbt"
+    assert often.keys() <= ({index} if store_format == "ocdbt" else set())
+    assert set(gcs.refused_writes) <= {index}
+    assert gcs.writes[index] - gcs.refused_writes.count(index) == (2 if store_format == "ocdbt" else 0)
+
+
+def test_the_limit_of_writes_bites(gcs, bucket):
+    gcs.write_seconds = 0.4
+    started = time.monotonic()
+    for data in (b"one", b"two"):
+        Objects(f"gs://{bucket}/x").write("y", data)
+    assert gcs.refused_writes
+    assert set(gcs.refused_writes) == {f"{bucket}/x/y"}
+    assert time.monotonic() - started > 0.4
+    assert gcs.get(bucket, "x/y") == b"two"
+
+
+def test_one_work_item_is_one_file_of_its_database(gcs, bucket, source):
+    """OCDBT's target_data_file_size plays no part: a file ends with its transaction, and that is a work item."""
+    do(source, f"gs://{bucket}/out", "ocdbt")
+    parts = [name.split("/parts/")[1].split("/") for name in gcs.names(bucket, "out/0/items/parts/")]
+    files = Counter(attempt for attempt, kind, *_ in parts if kind == "d")
+    assert len(files) > 3
+    assert set(files.values()) == {1}
 
 
 def test_listings_do_not_grow_with_the_work_items(gcs, bucket, source):
