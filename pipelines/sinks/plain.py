@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mappings.array_spec import ArraySpec
-from pipelines.kvstores import kvstore, new_context, worker_context
-from pipelines.sink import PartWriter, Sink, refuse_not_kept, valid_attempt_id
+from pipelines.kvstores import is_local, kvstore, new_context, worker_context
+from pipelines.sink import PartWriter, Sink, refuse_not_kept, refuse_unaligned, valid_attempt_id
 from pipelines.sinks.arrays import (
     array_spec,
     finish_stored_chunk,
@@ -16,6 +16,7 @@ from pipelines.sinks.arrays import (
     write_metadata,
 )
 from pipelines.sinks.listing import clear_stale_locks, compare, remove_torn, stored_keys
+from pipelines.sinks.local_chunk import write_local_chunk
 from pipelines.sinks.metadata import zarr2_metadata, zarr3_chunk_bytes, zarr3_metadata
 
 if TYPE_CHECKING:
@@ -31,6 +32,11 @@ class PlainWriter(PartWriter):
     _writing: dict[str, Any] = field(default_factory=dict)
 
     def write(self, spec: ArraySpec, index: tuple[int, ...], array: "np.ndarray") -> None:
+        sink = self.sink
+        if is_local(sink.root) and sink.compression == "none":
+            refuse_unaligned(spec, index, array)
+            write_local_chunk(sink, spec, index, array)
+            return
         if spec not in self._stores:
             self._stores[spec] = open_for_writing(self.sink.spec(spec), worker_context(), None)
         write_chunk(self._stores[spec], spec, index, array, by_reference=True)
