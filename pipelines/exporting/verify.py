@@ -2,7 +2,6 @@
 
 import json
 import math
-import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,16 +19,22 @@ from mappings.geometry import Box
 from mappings.problems import FerryError
 from mappings.tensors import LogicalTensor
 from mappings.work import Part, WorkItem
+from pipelines.beam_args import choose_engine
+from pipelines.bucket_receipts import BucketReceipts
+from pipelines.byte_source import ByteSource, MissingFileError, open_source
 from pipelines.checkpoint import Checkpoint, open_checkpoint
+from pipelines.cluster_args import complete_args, plan_resources, refuse_out_of_reach
 from pipelines.expected import expected_parts
 from pipelines.exporting.manifest import KIND
 from pipelines.exporting.planning import Export, options_of, plan_export
 from pipelines.exporting.repository import CONFIG
 from pipelines.exporting.work import Task
+from pipelines.findings import Findings, open_findings
+from pipelines.kvstores import is_local
 from pipelines.memory import shared_budget
 from pipelines.orbax_view import OrbaxItem, read_region
 from pipelines.receipts import Receipts
-from pipelines.runner import RunOptions, run_items
+from pipelines.runner import run_items
 from pipelines.sinks.listing import MANIFEST_NAME
 from pipelines.verify import Difference, Verdict, compare_part, held_bytes, sampled
 from transforms.decode.scales import scale_values
@@ -47,10 +52,18 @@ def is_export(output: str) -> bool:
 
 def _manifest(output: str) -> dict[str, Any]:
     try:
-        data = json.loads(Path(output, MANIFEST_NAME).read_bytes())
-    except (OSError, ValueError):
+        data = json.loads(_content(open_source(output), MANIFEST_NAME) or b"")
+    except (FerryError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def _content(source: ByteSource, name: str) -> bytes | None:
+    """A small file, if it is there."""
+    try:
+        return source.read(name, 0, source.size(name))
+    except MissingFileError:
+        return None
 
 
 def verify_export(
@@ -72,16 +85,17 @@ def verify_export(
     Raises:
       PlanError: source, config or output cannot be read.
     """
+    refuse_out_of_reach(source, output, beam_args)
     manifest = _manifest(output)
     export = plan_export(options_of(manifest["options"], source=source, config=config))
     export.plan.require()
     written = open_checkpoint(output)
     found = [*_plan_differences(export, manifest), *_header_differences(export.plan, written)]
-    found += _file_differences(export, Path(output), written)
+    found += _file_differences(export, written)
     if found:
         return Verdict(output, 0, 0, 0, tuple(found))
-    with tempfile.TemporaryDirectory(prefix="tensorferry-verify-") as scratch:
-        return _compare(export, output, manifest, sample, Path(scratch), beam_args, show_progress)
+    with open_findings(output, not choose_engine(beam_args).is_local) as findings:
+        return _compare(export, output, manifest, sample, findings, beam_args, show_progress)
 
 
 def _compare(
@@ -89,19 +103,18 @@ def _compare(
     output: str,
     manifest: Mapping[str, Any],
     sample: float,
-    scratch: Path,
+    findings: Findings,
     beam_args: tuple[str, ...],
     show_progress: bool,
 ) -> Verdict:
     plan, places = export.plan, all_places(export.plan.shards)
     chosen = list(sampled(plan.items(), sample, plan.digest))
-    lines = scratch / "items.jsonl"
-    lines.write_text("".join(_line(one, manifest, places, plan) for one in chosen))
+    items_path = findings.share_items("".join(_line(one, manifest, places, plan) for one in chosen))
     bound = plan.options.worker_memory_bytes
-    found = Receipts(str(scratch / "found"))
-    work = VerifyExport(output, export.source.item, found, bound, uuid.uuid4().hex)
-    how = RunOptions(beam_args=beam_args, state_dir=str(scratch), show_progress=show_progress)
-    run_items(str(lines), [one.write_bytes for one in chosen], work, how)
+    work = VerifyExport(output, export.source.item, findings.receipts, bound, uuid.uuid4().hex)
+    is_far = not (is_local(output) and is_local(export.source.item.path))
+    args = complete_args(beam_args, plan_resources(plan), findings.scratch, is_far)
+    run_items(items_path, [one.write_bytes for one in chosen], work, findings.how(chosen, args, show_progress))
     receipts = list(work.receipts.finished().values())
     if len(receipts) != len(chosen):
         raise FerryError(f"only {len(receipts):,} of {len(chosen):,} comparisons came back; run verify again")
@@ -137,7 +150,7 @@ class VerifyExport:
 
     output: str
     source: OrbaxItem
-    receipts: Receipts
+    receipts: Receipts | BucketReceipts
     worker_memory_bytes: int
     run_token: str
 
@@ -185,9 +198,28 @@ class VerifyExport:
 
     def _found(self, part: Part, file: str, offset: int) -> np.ndarray:
         spec = part.spec
-        whole = np.memmap(Path(self.output, file), np.uint8, "r", offset, spec.nbytes)
-        tensor = whole.view(numpy_dtype(spec.dtype)).reshape(spec.shape)
+        tensor = self._octets(file, offset, part).view(numpy_dtype(spec.dtype)).reshape(spec.shape)
         return np.array(tensor[tuple(slice(*span) for span in spec.box(part.grid))])
+
+    def _octets(self, file: str, offset: int, part: Part) -> np.ndarray:
+        """The bytes of the part's tensor; those of no concern to the part may be left out of memory."""
+        spec = part.spec
+        if is_local(self.output):
+            return np.memmap(Path(self.output, file), np.uint8, "r", offset, spec.nbytes)
+        source, whole = open_source(self.output), np.empty(spec.nbytes, np.uint8)
+        for start, length in _stretches(part):
+            whole[start : start + length] = np.frombuffer(source.read(file, offset + start, length), np.uint8)
+        return whole
+
+
+def _stretches(part: Part) -> list[tuple[int, int]]:
+    """What to read of a tensor over a network: from the first row of the part to its last, as one stretch."""
+    spec, box = part.spec, part.spec.box(part.grid)
+    if not spec.shape:
+        return [(0, spec.nbytes)]
+    row = spec.nbytes // max(spec.shape[0], 1)
+    (first, last), *_ = box
+    return [(first * row, (last - first) * row)]
 
 
 def _float32(part: Part, low_bit: Mapping[str, Any]) -> Part:
@@ -235,16 +267,17 @@ def _header_differences(plan: ExportPlan, written: Checkpoint) -> Iterator[Diffe
             yield Difference(file, "__metadata__", "{'format': 'pt'}", str(metadata))
 
 
-def _file_differences(export: Export, output: Path, written: Checkpoint) -> Iterator[Difference]:
+def _file_differences(export: Export, written: Checkpoint) -> Iterator[Difference]:
     """The small files and the index."""
-    repository = export.repository
+    repository, source = export.repository, written.source
     for name in repository.files:
         wanted = repository.source.read(name, 0, repository.files[name])
-        if not (output / name).is_file() or (output / name).read_bytes() != wanted:
+        if _content(source, name) != wanted:
             yield Difference(name, "", "the bytes of --config's file", "other bytes, or no such file")
-    if (output / CONFIG).read_bytes() != export.config:
+    if _content(source, CONFIG) != export.config:
         yield Difference(CONFIG, "", "--config's, with the changes that the plan lists", "other bytes")
-    if (output / INDEX_FILE).is_file():
-        total = json.loads((output / INDEX_FILE).read_bytes())["metadata"]["total_size"]
+    index = _content(source, INDEX_FILE)
+    if index is not None:
+        total = json.loads(index)["metadata"]["total_size"]
         if total != written.nbytes:
             yield Difference(INDEX_FILE, "metadata.total_size", f"{written.nbytes:,}", f"{total:,}")

@@ -18,6 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from gcs_xml import XmlUploads
+
 BLOCK_BYTES = 256 * 1024
 _HOP = {"connection", "transfer-encoding", "content-length", "keep-alive"}
 
@@ -87,6 +89,10 @@ class Gcs:
     faults: list[Fault] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     object_locks: dict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
+    xml: XmlUploads = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.xml = XmlUploads(self.put)
 
     @property
     def url(self) -> str:
@@ -187,7 +193,9 @@ class _Proxy(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_DELETE = do_HEAD = do_PATCH = do_GET
 
     def _serve(self) -> None:
-        fault = self.gcs.note(f"{self.command} {self.path}")
+        # obstore writes with every dash and dot escaped.
+        is_xml = self.command in ("PUT", "POST") and not self.path.startswith("/upload/")
+        fault = self.gcs.note(f"{self.command} {unquote(self.path) if is_xml else self.path}")
         length = int(self.headers.get("content-length") or 0)
         body = self._read_body(length, cut=fault == -1)
         if fault == -1:
@@ -199,6 +207,9 @@ class _Proxy(BaseHTTPRequestHandler):
             return
         if not self.gcs.takes_write(self.command, self.path):
             self._answer(429, {"Content-Type": "application/json"}, _error(429))
+            return
+        if answer := self.gcs.xml.answer(self.command, self.path, body):
+            self._answer(*answer, cut=fault == 0)
             return
         wanted = _precondition(self.path)
         if wanted is None or self.command == "GET":
