@@ -8,7 +8,22 @@ import sys
 from pathlib import Path
 
 README = Path(__file__).parents[1] / "README.md"
-_HEADER = ("family", "`model_type`", "sizes tried", "scanned", "unrolled", "equal to MaxText", "back to Hugging Face")
+_HEADER = (
+    "family",
+    "`model_type`",
+    "sizes tried",
+    "scanned",
+    "unrolled",
+    "low-bit sources",
+    "equal to MaxText",
+    "back to Hugging Face",
+)
+# Schemes are resolved before any mapping, so every family takes all of them; these are the pairs that tests convert.
+_LOW_BIT = {
+    "llama": "all; FP8 carried",
+    "qwen3_5_moe": "all; block FP8 carried, equal to MaxText",
+    "gpt_oss": "all; MXFP4",
+}
 # What MaxText 0.2.5 has no tree or no converted values of.
 _WHY_NOT = {
     "deepseek4": "tree; values by formula, no converted sample",
@@ -37,7 +52,17 @@ def _row(family: str) -> tuple[str, ...]:
     modes = {mode for name in models for mode in modes_of(name)} or {"scan", "unscan"}
     exact = any(has_values(name) for name in models)
     equal = "tree and values, bit for bit" if exact else _WHY_NOT[family]
-    return family, _model_types(family), sizes, _mark("scan" in modes), _mark("unscan" in modes), equal, _back(models)
+    low_bit = _LOW_BIT.get(family, "all")
+    return (
+        family,
+        _model_types(family),
+        sizes,
+        _mark("scan" in modes),
+        _mark("unscan" in modes),
+        low_bit,
+        equal,
+        _back(models),
+    )
 
 
 def _mark(yes: bool) -> str:
