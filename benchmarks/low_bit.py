@@ -139,7 +139,7 @@ def steps() -> Iterator[Row]:
 def torch_rows() -> Iterator[Row]:
     """PyTorch's usual way on the same data."""
     try:
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
     except ImportError:
         return
     torch.set_num_threads(1)
