@@ -7,7 +7,8 @@
 PYTHON ?= python3
 GB ?= 2
 WRITE ?=
-PYTEST_ARGS ?=
+# Tests wait for processes and servers as much as they compute: three at a time on two cores, each file in one place.
+PYTEST_ARGS ?= -n 3 --dist loadfile
 LOCK_PYTHONS ?= python3.11 python3.12 python3.13
 
 BIN := .venv/bin
