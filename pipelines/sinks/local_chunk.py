@@ -1,70 +1,47 @@
-"""A chunk on a local disk: TensorStore encodes it, and its bytes go to the file in small pieces.
+"""A chunk on a local disk: written past the page cache, and under its name when it is complete.
 
-TensorStore itself hands a whole chunk to the kernel in one call, which then fills large page-cache folios. Where free
-memory has gone back to a hypervisor, those cost several times a copy (measured: 1.9 seconds of system time per GB in
-one call of 64 MiB, 0.25 in calls of 128 KiB); elsewhere small calls cost the same as large ones.
+Writing directly costs a twentieth of the system time of buffered writes (measured: 0.05 seconds per GB against 0.25 to
+1.9, as the pages of the cache have to be found, filled and written back), keeps the source in the cache, and leaves
+the commit's sync nothing to wait for. A file system that cannot do it gets buffered writes.
 """
 
 import ctypes
+import errno
+import mmap
 import os
+import threading
 import uuid
+from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mappings.array_spec import ArraySpec
-from pipelines.kvstores import worker_context
-from pipelines.sink import store_error
-from pipelines.sinks.arrays import array_spec, open_for_writing, write_chunk
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from pipelines.sinks.plain import PlainSink
-
-_ENCODED_BYTES = 1 << 20
-_WRITE_BYTES = 128 << 10
+_STAGE_BYTES = 4 << 20
+# Small calls: the large page-cache folios that one call for a whole chunk makes cost several times a copy where free
+# memory has gone back to a hypervisor.
+_BUFFERED_BYTES = 128 << 10
+# What every disk's blocks divide.
+_ALIGNMENT = 4096
 # The suffix of TensorStore's own half-written files: the commit removes what a killed worker left.
 _DRAFT_SUFFIX = ".__lock"
 _SYNC_FILE_RANGE_WRITE = 2
 
+_own = threading.local()
 
-def write_local_chunk(sink: "PlainSink", spec: ArraySpec, index: tuple[int, ...], array: "np.ndarray") -> None:
-    """Writes one whole chunk; its file appears under its name when it is complete.
 
-    Args:
-      sink: a sink on a local disk, without compression, so that the encoded size is known.
-      spec: the target array.
-      index: the chunk's index in the array's grid.
-      array: C-contiguous values of the chunk's box.
+def write_local_chunk(path: str, pieces: Iterable[memoryview]) -> None:
+    """Writes one whole chunk; beside the pieces it takes 4 MiB for each thread.
 
     Raises:
-      FerryError: the array is not exactly the chunk, or the disk cannot be written.
+      OSError: the disk cannot be written; nothing is left behind.
     """
-    import tensorstore as ts
-
-    memory = {"driver": "memory", "path": f"{uuid.uuid4().hex}/"}
-    context = worker_context()
-    store = open_for_writing(array_spec(memory, spec, sink.array_metadata(spec)), context, None)
-    write_chunk(store, spec, index, array, by_reference=True)
-    encoded = ts.KvStore.open(memory, context=context).result()
-    key = spec.chunk_key(index, sink.store_format)
-    try:
-        _put(os.path.join(sink.root, key), encoded, key, sink.chunk_bytes(spec, index))
-    except OSError as error:
-        raise store_error(f"{spec.key} chunk {list(index)}", "the chunk written", error) from error
-    finally:
-        encoded.delete_range(ts.KvStore.KeyRange()).result()
-
-
-def _put(path: str, encoded: Any, key: str, nbytes: int) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     draft = f"{path}.{uuid.uuid4().hex[:8]}{_DRAFT_SUFFIX}"
     try:
-        with open(draft, "wb", buffering=0) as file:
-            for start in range(0, nbytes, _ENCODED_BYTES):
-                reading = encoded.read(key, byte_range=slice(start, min(start + _ENCODED_BYTES, nbytes)))
-                _write_all(file, memoryview(reading.result().value))
-            _begin_writeback(file.fileno())
+        descriptor, direct = _open(draft)
+        try:
+            _write_pieces(descriptor, direct, pieces)
+        finally:
+            os.close(descriptor)
         os.replace(draft, path)
     except BaseException:
         if os.path.exists(draft):
@@ -72,9 +49,74 @@ def _put(path: str, encoded: Any, key: str, nbytes: int) -> None:
         raise
 
 
-def _write_all(file: Any, octets: memoryview) -> None:
+def _open(path: str) -> tuple[int, bool]:
+    """A new file, and whether it is written past the page cache."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    if hasattr(os, "O_DIRECT"):
+        try:
+            return os.open(path, flags | os.O_DIRECT, 0o666), True
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # Linux makes the file before it refuses.
+            if os.path.exists(path):
+                os.unlink(path)
+    return os.open(path, flags, 0o666), False
+
+
+def _write_pieces(descriptor: int, direct: bool, pieces: Iterable[memoryview]) -> None:
+    stage, held = _stage(), 0
+    for piece in pieces:
+        while piece:
+            taken = piece[: _STAGE_BYTES - held]
+            stage[held : held + len(taken)] = taken
+            held, piece = held + len(taken), piece[len(taken) :]
+            if held == _STAGE_BYTES:
+                direct = _write_stage(descriptor, direct, stage)
+                held = 0
+    aligned = held // _ALIGNMENT * _ALIGNMENT
+    direct = _write_stage(descriptor, direct, stage[:aligned])
+    if direct:
+        _leave_direct(descriptor)
+    _write_all(descriptor, stage[aligned:held])
+    _begin_writeback(descriptor)
+
+
+def _stage() -> memoryview:
+    """This thread's memory for what is written next: aligned, as only whole pages of it are, and used again."""
+    if not hasattr(_own, "stage"):
+        _own.stage = memoryview(mmap.mmap(-1, _STAGE_BYTES))
+    return _own.stage
+
+
+def _write_stage(descriptor: int, direct: bool, octets: memoryview) -> bool:
+    """Writes it all; whether the file is still written directly."""
+    while direct and octets:
+        try:
+            octets = octets[os.write(descriptor, octets) :]
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            _leave_direct(descriptor)
+            direct = False
+        else:
+            # A disk that takes half a block now has filled up, and says so at the next call.
+            if len(octets) % _ALIGNMENT:
+                _leave_direct(descriptor)
+                direct = False
+    _write_all(descriptor, octets)
+    return direct
+
+
+def _write_all(descriptor: int, octets: memoryview) -> None:
     while octets:
-        octets = octets[file.write(octets[:_WRITE_BYTES]) :]
+        octets = octets[os.write(descriptor, octets[:_BUFFERED_BYTES]) :]
+
+
+def _leave_direct(descriptor: int) -> None:
+    import fcntl
+
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
 
 
 def _begin_writeback(descriptor: int) -> None:

@@ -1,12 +1,13 @@
 """Plain zarr: chunks go straight to their final names, so a repeated attempt rewrites the same bytes."""
 
-from collections.abc import Collection, Sequence
+import os
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mappings.array_spec import ArraySpec
 from pipelines.kvstores import is_local, kvstore, new_context, worker_context
-from pipelines.sink import PartWriter, Sink, refuse_not_kept, refuse_unaligned, valid_attempt_id
+from pipelines.sink import PartWriter, Sink, refuse_not_kept, refuse_unaligned, store_error, valid_attempt_id
 from pipelines.sinks.arrays import (
     array_spec,
     finish_stored_chunk,
@@ -15,6 +16,7 @@ from pipelines.sinks.arrays import (
     write_chunk,
     write_metadata,
 )
+from pipelines.sinks.encoding import block_pieces, checksum_is_fast, shard_pieces
 from pipelines.sinks.listing import clear_stale_locks, compare, remove_torn, stored_keys
 from pipelines.sinks.local_chunk import write_local_chunk
 from pipelines.sinks.metadata import zarr2_metadata, zarr3_chunk_bytes, zarr3_metadata
@@ -33,9 +35,9 @@ class PlainWriter(PartWriter):
 
     def write(self, spec: ArraySpec, index: tuple[int, ...], array: "np.ndarray") -> None:
         sink = self.sink
-        if is_local(sink.root) and sink.compression == "none":
+        if is_local(sink.root) and sink.compression == "none" and checksum_is_fast():
             refuse_unaligned(spec, index, array)
-            write_local_chunk(sink, spec, index, array)
+            _write_local(sink, spec, index, array)
             return
         if spec not in self._stores:
             self._stores[spec] = open_for_writing(self.sink.spec(spec), worker_context(), None)
@@ -54,6 +56,14 @@ class PlainWriter(PartWriter):
     def abort(self) -> None:
         self._stores.clear()
         self._writing.clear()
+
+
+def _write_local(sink: "PlainSink", spec: ArraySpec, index: tuple[int, ...], array: "np.ndarray") -> None:
+    path = os.path.join(sink.root, spec.chunk_key(index, sink.store_format))
+    try:
+        write_local_chunk(path, sink.pieces(spec, array))
+    except OSError as error:
+        raise store_error(f"{spec.key} chunk {list(index)}", "the chunk written", error) from error
 
 
 class PlainSink(Sink):
@@ -93,6 +103,10 @@ class PlainSink(Sink):
         """Size of one uncompressed chunk object, in bytes."""
         raise NotImplementedError
 
+    def pieces(self, spec: ArraySpec, array: "np.ndarray") -> Iterator[memoryview]:
+        """The bytes of one uncompressed chunk object."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class Zarr3Sink(PlainSink):
@@ -106,6 +120,9 @@ class Zarr3Sink(PlainSink):
     def chunk_bytes(self, spec: ArraySpec, index: tuple[int, ...]) -> int:
         return zarr3_chunk_bytes(spec, index, self.crc32c)
 
+    def pieces(self, spec: ArraySpec, array: "np.ndarray") -> Iterator[memoryview]:
+        return shard_pieces(spec, array, self.crc32c)
+
 
 @dataclass(frozen=True)
 class Zarr2Sink(PlainSink):
@@ -118,3 +135,6 @@ class Zarr2Sink(PlainSink):
 
     def chunk_bytes(self, spec: ArraySpec, index: tuple[int, ...]) -> int:
         return spec.chunk_bytes
+
+    def pieces(self, spec: ArraySpec, array: "np.ndarray") -> Iterator[memoryview]:
+        return block_pieces(spec, array)
