@@ -41,7 +41,7 @@ def take_account(rules: Sequence[CompiledRule], tensors: Tensors, family: Family
         for name in compiled.sources():
             tensor = tensors.get(name)
             if tensor is None:
-                problems.append(_missing(name, compiled, family))
+                problems += [] if compiled.rule.optional else [_missing(name, compiled, family)]
                 continue
             claims[name].append(compiled)
             if tensor.shape != expected:

@@ -53,7 +53,7 @@ class CompiledRule:
     @property
     def fill(self) -> float | None:
         """What target elements without a source are; None when every element has one."""
-        return 0.0 if self.padded else self.rule.value
+        return 0.0 if self.padded or self.rule.optional else self.rule.value
 
     @property
     def shared_reads(self) -> bool:

@@ -102,7 +102,10 @@ class ItemMaker:
         stack = [range(*ranges[atom]) for atom in compiled.stack]
         for positions in itertools.product(*stack):
             at = dict(zip(compiled.stack, positions, strict=True))
-            tensor = self._tensors[use.source_name(at)]
+            tensor = self._tensors.get(use.source_name(at))
+            if tensor is None:
+                assert compiled.rule.optional, f"no tensor {use.source_name(at)}"
+                continue
             here = partial | {atom: (p, p + 1) for atom, p in at.items()}
             yield Read(tensor, move, here, emits)
 

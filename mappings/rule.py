@@ -39,6 +39,15 @@ class Template:
 
         return _FIELD.sub(value, self.text) if "{" in self.text else self.text
 
+    def fixed(self, dims: Dims, at: Mapping[str, int]) -> "Template":
+        """The name with those of its words filled in whose dims all have a position."""
+
+        def value(match: re.Match[str]) -> str:
+            known = at.keys() >= set(dims.atoms_of(match.group(1)))
+            return Template(match.group(0)).fill(dims, at) if known else match.group(0)
+
+        return Template(_FIELD.sub(value, self.text))
+
     def pattern(self, dims: Dims) -> str:
         """The name with each index shown as its range, for people: ``model.layers.{0..31}.…``."""
 
@@ -127,6 +136,7 @@ class PlainRule:
       dtype: fixed target dtype, or empty.
       stored: dims that the source side stores longer than they are, with that length (a padded vocabulary).
       value: what every element is where nothing is read; such a rule has no source and no inverse.
+      optional: whether sources may be absent; their elements are zero then.
     """
 
     source: Template
@@ -136,6 +146,7 @@ class PlainRule:
     dtype: str = ""
     stored: tuple[tuple[str, int], ...] = ()
     value: float | None = None
+    optional: bool = False
 
     def inverse(self, dims: Dims) -> "PlainRule":
         """The same rule from target to source; the ops are inverted in reverse order."""

@@ -1,0 +1,1 @@
+"""Low-rank adapters: what a PEFT adapter holds, and where its factors go in MaxText's tree."""
