@@ -126,7 +126,7 @@ def _adapters(arrays: Mapping[str, Leaf]) -> Iterator[Problem]:
             found[0],
             "a model without LoRA factors",
             f"{len(found):,} of them",
-            "Merge them into the weights before the export: neither their scale nor their rank is on record.",
+            "Merge them into the weights before the export, or export them alone, as an adapter, with --lora.",
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mappings.export.plan import ExportPlan
-from mappings.export.shards import INDEX_FILE, SINGLE_FILE, Place, all_places, index_of
+from mappings.export.shards import INDEX_FILE, Place, all_places, index_of
 from mappings.problems import FerryError, PlanError, Problem
 from mappings.text import bytes_text
 from mappings.work import Part, WorkItem
@@ -105,7 +105,7 @@ def _build(export: Export, options: ExportOptions, output: ExportOutput, folder:
             return ExportOutcome(export, str(run.output), 0, export.plan.totals.work_items)
         for note in export.notes:
             say(note)
-        return _Run(export, options, output, run, say).finish()
+        return ExportRun(export, options, output, run, say).finish()
     finally:
         run.close()
 
@@ -133,7 +133,7 @@ def _build_and_upload(export: Export, options: ExportOptions, output: ExportOutp
 
 def last_file(plan: ExportPlan) -> str:
     """The file that makes a repository a checkpoint to readers: the index, or the only shard."""
-    return SINGLE_FILE if len(plan.shards) == 1 else INDEX_FILE
+    return plan.shards[0].file if len(plan.shards) == 1 else INDEX_FILE
 
 
 def refuse_other_constants(export: Export) -> None:
@@ -153,7 +153,7 @@ def refuse_other_constants(export: Export) -> None:
         raise PlanError(problems)
 
 
-class _Run:
+class ExportRun:
     """A run whose output is taken."""
 
     def __init__(self, export: Export, options: ExportOptions, output: ExportOutput, run: OutputDir, say: Say) -> None:
@@ -180,7 +180,7 @@ class _Run:
             raise FerryError(f"{len(missing):,} work items left no receipt. Run the same command again to resume.")
         self._refuse_changed_source()
         self._copy_tensors()
-        manifest = self._write_small_files()
+        manifest = self.write_small_files()
         self.files.check(self.plan.shards)
         shutil.rmtree(self.work_dir, ignore_errors=True)
         self.run.commit(last_file(self.plan))
@@ -229,15 +229,17 @@ class _Run:
         self.files.read(part, place.file, place.offset, out)
         return out
 
-    def _refuse_changed_source(self) -> None:
-        planned = self.plan.source_digest
+    def source_digest(self) -> str:
+        """The digest of what the plan was made from, as it is now."""
         opened = (
             open_export_source(self.options.source),
             open_repository(self.options.config),
             open_fp8_source(self.options.fp8_from),
         )
-        now = "/".join(filter(None, (one.digest for one in opened)))
-        if now != planned:
+        return "/".join(filter(None, (one.digest for one in opened)))
+
+    def _refuse_changed_source(self) -> None:
+        if self.source_digest() != self.plan.source_digest:
             raise FerryError(str(Problem(
                 self.options.source, "source and --config as they were planned", "other metadata",
                 f"Remove {self.run.state_dir} and start again on a source at rest.",
@@ -255,7 +257,8 @@ class _Run:
             place = places[tensor.name]
             self.files.write(Part(spec, (0,) * len(spec.shape)), place.file, place.offset, array)
 
-    def _write_small_files(self) -> dict[str, Any]:
+    def write_small_files(self) -> dict[str, Any]:
+        """Writes everything that is no shard, the manifest last; the manifest."""
         folder, repository = self.run.files_dir, self.export.repository
         for name, size in repository.files.items():
             (folder / name).write_bytes(repository.source.read(name, 0, size))

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from pipelines.sinks.listing import MANIFEST_NAME
 from pipelines.tunix_store import Listed, TreeStore, open_tree
 from transforms.dtypes import NAME_TO_SAFETENSORS
 
+FindParameters = Callable[[Iterable[Leaf], str], Parameters]
 _TREE = "_METADATA"
 _STEP = "_CHECKPOINT_METADATA"
 _ITEMS = ("items", "model_params", "default", "params", "state", "pytree", "model")
@@ -60,8 +61,12 @@ class ExportSource:
         return replace(self, parameters=replace(self.parameters, arrays=arrays))
 
 
-def open_export_source(url: str) -> ExportSource:
+def open_export_source(url: str, find: FindParameters = find_parameters) -> ExportSource:
     """Opens the checkpoint at a path or URL: a folder of steps with one step, a step, or an item.
+
+    Args:
+      url: where it lies.
+      find: finds what is exported among the leaves of the item.
 
     Raises:
       FerryError: there is no checkpoint, or there are several steps.
@@ -70,7 +75,7 @@ def open_export_source(url: str) -> ExportSource:
     store = open_tree(url)
     try:
         folder = _find(store, "", url)
-        return _open(store, folder)
+        return _open(store, folder, find)
     except FileNotFoundError as error:
         raise FerryError(str(Problem(url, "an Orbax checkpoint", "nothing there", "Is the path right?"))) from error
     except OSError as error:
@@ -112,13 +117,13 @@ def _nothing(url: str, listed: Listed, steps: list[str]) -> Problem:
     return Problem(url, expected, found, "Give the folder of the step or of its item.")
 
 
-def _open(store: TreeStore, folder: str) -> ExportSource:
+def _open(store: TreeStore, folder: str, find: FindParameters) -> ExportSource:
     name = folder.rpartition("/")[2] or store.url.rstrip("/").rpartition("/")[2]
     reader = ItemReader(store, folder, name)
     tree, problems = reader.read()
     if problems:
         raise PlanError(problems)
-    parameters = find_parameters(tree.leaves, name)
+    parameters = find(tree.leaves, name)
     problems = [*parameters.problems, *_unreadable(parameters.arrays)]
     if problems:
         raise PlanError(problems)
