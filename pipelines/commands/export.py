@@ -6,6 +6,7 @@ command is given again.
 """
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 
 from pipelines.commands.arguments import byte_count
@@ -15,6 +16,7 @@ examples:
   tensorferry export --source checkpoints/llama/0 --config Llama-3.1-8B --output exported/llama
   tensorferry export --source gs://bucket/run/200/items --config hf://Qwen/Qwen3-8B --output exported/qwen --plan-only
   tensorferry verify --source checkpoints/llama/0 --output exported/llama
+  tensorferry export --lora --source runs/lora/200 --config Llama-3.1-8B --lora-alpha 32 --output adapters/mine
 
 exit codes: 0 done; 1 it failed and nothing was committed, the same command resumes; 2 the plan does not add up.
 """
@@ -49,6 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fp8-from", default="", metavar="PATH",
         help="an FP8 checkpoint of the model: what is unchanged since keeps its codes and scales, what changed is "
         "requantised in the same scheme",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lora", action="store_true",
+        help="export the low-rank adapter that the source holds, alone, into a folder that PEFT loads",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lora-alpha", type=positive_number, metavar="N",
+        help="the adapter's alpha, where the checkpoint does not tell it (its rank follows from shapes)",
     )  # fmt: skip
     parser.add_argument("--family", default="auto", help="model family; auto (default) takes it from config.json")
     parser.add_argument(
@@ -85,6 +95,21 @@ def add_repository_arguments(parser: argparse.ArgumentParser, required: bool) ->
     )  # fmt: skip
 
 
+def positive_number(text: str) -> float:
+    """A finite number above zero.
+
+    Raises:
+      argparse.ArgumentTypeError: it is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
+    return value
+
+
 def decimal_bytes(text: str) -> int:
     """A number of bytes as the hub counts them: ``5GB`` is five thousand million, ``5GiB`` is 5 x 2^30.
 
@@ -108,6 +133,10 @@ def run(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
     from pipelines.convert import absolute
     from pipelines.exporting.run import ExportOutput, run_export
 
+    if args.lora:
+        from pipelines.commands.export_adapter import run_adapter
+
+        return run_adapter(args, beam_args)
     options = export_options(args)
     if args.plan_only:
         return show_plan(options)
@@ -151,15 +180,20 @@ def export_options(args: argparse.Namespace):
 
 def show_plan(options, json_path: str = "") -> int:
     """Prints the plan of an export; 0 when it adds up, 2 when not."""
+    from pipelines.exporting.planning import plan_export
+
+    return show_export(plan_export(options), json_path)
+
+
+def show_export(export, json_path: str = "") -> int:
+    """Prints a plan; 0 when it adds up, 2 when not."""
     import json
     import sys
 
     from mappings.export.plan import export_text
     from mappings.plan import plan_json
     from mappings.report import plan_text
-    from pipelines.exporting.planning import plan_export
 
-    export = plan_export(options)
     out = sys.stderr if json_path == "-" else sys.stdout
     if json_path:
         text = json.dumps(plan_json(export.plan), indent=1) + "\n"
