@@ -11,11 +11,14 @@ import mmap
 import os
 import threading
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-_STAGE_BYTES = 4 << 20
+import numpy as np
+
+# Two inner chunks with their checksums.
+_STAGE_BYTES = (8 << 20) + (8 << 10)
 # Small calls: the large page-cache folios that one call for a whole chunk makes cost several times a copy where free
 # memory has gone back to a hypervisor.
 _BUFFERED_BYTES = 128 << 10
@@ -28,8 +31,12 @@ _SYNC_FILE_RANGE_WRITE = 2
 _own = threading.local()
 
 
-def write_local_chunk(path: str, pieces: Iterable[memoryview]) -> None:
-    """Writes one whole chunk; beside the pieces it takes 4 MiB for each thread.
+def write_local_chunk(path: str, encode: Callable[["Stage"], None]) -> None:
+    """Writes one whole chunk.
+
+    Args:
+      path: the file.
+      encode: puts the chunk's bytes into the stage it is given.
 
     Raises:
       OSError: the disk cannot be written; nothing is left behind.
@@ -37,11 +44,14 @@ def write_local_chunk(path: str, pieces: Iterable[memoryview]) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     draft = f"{path}.{uuid.uuid4().hex[:8]}{_DRAFT_SUFFIX}"
     try:
-        descriptor, direct = _open(draft)
+        file = _File(draft)
         try:
-            _write_pieces(descriptor, direct, pieces)
+            stage = _stage()
+            stage.begin(file)
+            encode(stage)
+            stage.finish()
         finally:
-            os.close(descriptor)
+            file.close()
         os.replace(draft, path)
     except BaseException:
         if os.path.exists(draft):
@@ -49,78 +59,117 @@ def write_local_chunk(path: str, pieces: Iterable[memoryview]) -> None:
         raise
 
 
-def _open(path: str) -> tuple[int, bool]:
-    """A new file, and whether it is written past the page cache."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    if hasattr(os, "O_DIRECT"):
-        try:
-            return os.open(path, flags | os.O_DIRECT, 0o666), True
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            # Linux makes the file before it refuses.
-            if os.path.exists(path):
-                os.unlink(path)
-    return os.open(path, flags, 0o666), False
+class Stage:
+    """Memory for what is written next, aligned as direct writes want it and used again: one for each thread.
+
+    It holds 8 MiB, more only where a single call of `take` asks for more.
+    """
+
+    def __init__(self) -> None:
+        self._octets = _pages(_STAGE_BYTES)
+        self._held = 0
+        self._file: _File | None = None
+
+    def begin(self, file: "_File") -> None:
+        """Starts on a new file."""
+        self._file, self._held = file, 0
+
+    def take(self, nbytes: int) -> np.ndarray:
+        """The place of the file's next bytes, to be filled before the next call."""
+        if self._held + nbytes > self._octets.size:
+            self._flush()
+        if self._held + nbytes > self._octets.size:
+            larger = _pages(self._held + nbytes)
+            larger[: self._held] = self._octets[: self._held]
+            self._octets = larger
+        self._held += nbytes
+        return self._octets[self._held - nbytes : self._held]
+
+    def finish(self) -> None:
+        """Writes what is left."""
+        assert self._file
+        self._flush()
+        self._file.write_end(self._octets[: self._held].data)
+        self._file = None
+        if self._octets.size > _STAGE_BYTES:
+            self._octets = _pages(_STAGE_BYTES)
+
+    def _flush(self) -> None:
+        assert self._file
+        aligned = self._held // _ALIGNMENT * _ALIGNMENT
+        self._file.write_blocks(self._octets[:aligned].data)
+        self._held -= aligned
+        self._octets[: self._held] = self._octets[aligned : aligned + self._held]
 
 
-def _write_pieces(descriptor: int, direct: bool, pieces: Iterable[memoryview]) -> None:
-    stage, held = _stage(), 0
-    for piece in pieces:
-        while piece:
-            taken = piece[: _STAGE_BYTES - held]
-            stage[held : held + len(taken)] = taken
-            held, piece = held + len(taken), piece[len(taken) :]
-            if held == _STAGE_BYTES:
-                direct = _write_stage(descriptor, direct, stage)
-                held = 0
-    aligned = held // _ALIGNMENT * _ALIGNMENT
-    direct = _write_stage(descriptor, direct, stage[:aligned])
-    if direct:
-        _leave_direct(descriptor)
-    _write_all(descriptor, stage[aligned:held])
-    _begin_writeback(descriptor)
-
-
-def _stage() -> memoryview:
-    """This thread's memory for what is written next: aligned, as only whole pages of it are, and used again."""
+def _stage() -> Stage:
     if not hasattr(_own, "stage"):
-        _own.stage = memoryview(mmap.mmap(-1, _STAGE_BYTES))
+        _own.stage = Stage()
     return _own.stage
 
 
-def _write_stage(descriptor: int, direct: bool, octets: memoryview) -> bool:
-    """Writes it all; whether the file is still written directly."""
-    while direct and octets:
-        try:
-            octets = octets[os.write(descriptor, octets) :]
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            _leave_direct(descriptor)
-            direct = False
-        else:
-            # A disk that takes half a block now has filled up, and says so at the next call.
+def _pages(nbytes: int) -> np.ndarray:
+    """Memory of its own pages: uint8 [nbytes]."""
+    return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+
+
+class _File:
+    """A new file, written directly for as long as the file system can."""
+
+    def __init__(self, path: str) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        self._direct = hasattr(os, "O_DIRECT")
+        if self._direct:
+            try:
+                self._descriptor = os.open(path, flags | os.O_DIRECT, 0o666)
+                return
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+            self._direct = False
+            # Linux makes the file before it refuses.
+            if os.path.exists(path):
+                os.unlink(path)
+        self._descriptor = os.open(path, flags, 0o666)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def write_blocks(self, octets: memoryview) -> None:
+        """Writes whole blocks from aligned memory."""
+        while self._direct and octets:
+            try:
+                octets = octets[os.write(self._descriptor, octets) :]
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self._leave_direct()
             if len(octets) % _ALIGNMENT:
-                _leave_direct(descriptor)
-                direct = False
-    _write_all(descriptor, octets)
-    return direct
+                # A disk that takes part of a block has filled up, and says so at the next call.
+                self._leave_direct()
+        self._write(octets)
 
+    def write_end(self, octets: memoryview) -> None:
+        """Writes the part of a block that is the file's end, and lets the disk begin with what it has not."""
+        self._leave_direct()
+        self._write(octets)
+        _begin_writeback(self._descriptor)
 
-def _write_all(descriptor: int, octets: memoryview) -> None:
-    while octets:
-        octets = octets[os.write(descriptor, octets[:_BUFFERED_BYTES]) :]
+    def _leave_direct(self) -> None:
+        if self._direct:
+            import fcntl
 
+            flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        self._direct = False
 
-def _leave_direct(descriptor: int) -> None:
-    import fcntl
-
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
+    def _write(self, octets: memoryview) -> None:
+        while octets:
+            octets = octets[os.write(self._descriptor, octets[:_BUFFERED_BYTES]) :]
 
 
 def _begin_writeback(descriptor: int) -> None:
-    """Lets the disk start while workers go on, so that the commit's sync finds little left. Only a hint."""
+    """Starts to write, without waiting, what the page cache holds of the file. Only a hint."""
     start = _sync_file_range()
     if start is not None:
         start(descriptor, ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))

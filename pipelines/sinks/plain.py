@@ -1,7 +1,7 @@
 """Plain zarr: chunks go straight to their final names, so a repeated attempt rewrites the same bytes."""
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,7 +16,7 @@ from pipelines.sinks.arrays import (
     write_chunk,
     write_metadata,
 )
-from pipelines.sinks.encoding import block_pieces, checksum_is_fast, shard_pieces
+from pipelines.sinks.encoding import Room, checksum_is_fast, encode_block, encode_shard
 from pipelines.sinks.listing import clear_stale_locks, compare, remove_torn, stored_keys
 from pipelines.sinks.local_chunk import write_local_chunk
 from pipelines.sinks.metadata import zarr2_metadata, zarr3_chunk_bytes, zarr3_metadata
@@ -61,7 +61,7 @@ class PlainWriter(PartWriter):
 def _write_local(sink: "PlainSink", spec: ArraySpec, index: tuple[int, ...], array: "np.ndarray") -> None:
     path = os.path.join(sink.root, spec.chunk_key(index, sink.store_format))
     try:
-        write_local_chunk(path, sink.pieces(spec, array))
+        write_local_chunk(path, lambda room: sink.encode(spec, array, room))
     except OSError as error:
         raise store_error(f"{spec.key} chunk {list(index)}", "the chunk written", error) from error
 
@@ -103,8 +103,8 @@ class PlainSink(Sink):
         """Size of one uncompressed chunk object, in bytes."""
         raise NotImplementedError
 
-    def pieces(self, spec: ArraySpec, array: "np.ndarray") -> Iterator[memoryview]:
-        """The bytes of one uncompressed chunk object."""
+    def encode(self, spec: ArraySpec, array: "np.ndarray", room: Room) -> None:
+        """Puts the bytes of one uncompressed chunk object into the room."""
         raise NotImplementedError
 
 
@@ -120,8 +120,8 @@ class Zarr3Sink(PlainSink):
     def chunk_bytes(self, spec: ArraySpec, index: tuple[int, ...]) -> int:
         return zarr3_chunk_bytes(spec, index, self.crc32c)
 
-    def pieces(self, spec: ArraySpec, array: "np.ndarray") -> Iterator[memoryview]:
-        return shard_pieces(spec, array, self.crc32c)
+    def encode(self, spec: ArraySpec, array: "np.ndarray", room: Room) -> None:
+        encode_shard(spec, array, self.crc32c, room)
 
 
 @dataclass(frozen=True)
@@ -136,5 +136,5 @@ class Zarr2Sink(PlainSink):
     def chunk_bytes(self, spec: ArraySpec, index: tuple[int, ...]) -> int:
         return spec.chunk_bytes
 
-    def pieces(self, spec: ArraySpec, array: "np.ndarray") -> Iterator[memoryview]:
-        return block_pieces(spec, array)
+    def encode(self, spec: ArraySpec, array: "np.ndarray", room: Room) -> None:
+        encode_block(spec, array, room)

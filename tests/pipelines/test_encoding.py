@@ -18,6 +18,23 @@ from pipelines.sinks.local_chunk import write_local_chunk
 from transforms.dtypes import numpy_dtype
 
 
+class Taken:
+    """Room that keeps each stretch apart; every one starts out as rubbish."""
+
+    def __init__(self) -> None:
+        self.stretches: list[np.ndarray] = []
+
+    def take(self, nbytes: int) -> np.ndarray:
+        self.stretches.append(np.full(nbytes, 0xA5, np.uint8))
+        return self.stretches[-1]
+
+
+def encoded_by(encode) -> list[bytes]:
+    room = Taken()
+    encode(room)
+    return [stretch.tobytes() for stretch in room.stretches]
+
+
 @st.composite
 def specs(draw) -> ArraySpec:
     rank = draw(st.integers(0, 4))
@@ -53,7 +70,7 @@ def test_pieces_are_what_tensorstore_writes(store_format, crc32c, spec, data):
     sink = open_sink("/nowhere", store_format, crc32c=crc32c)
     index = data.draw(st.sampled_from(list(spec.indices())))
     array = values_of(spec, index)
-    encoded = b"".join(bytes(piece) for piece in sink.pieces(spec, array))
+    encoded = b"".join(encoded_by(lambda room: sink.encode(spec, array, room)))
     assert encoded == as_tensorstore_writes(sink, spec, index, array)
     assert len(encoded) == sink.chunk_bytes(spec, index)
 
@@ -61,8 +78,8 @@ def test_pieces_are_what_tensorstore_writes(store_format, crc32c, spec, data):
 def test_nothing_of_an_array_beyond_the_edge_is_gathered_twice():
     """A shard of 3 x 2 inner chunks of which the array covers 2 x 1 and a half: four are stored, two are absent."""
     spec = ArraySpec(("w",), "bfloat16", (8, 9), (12, 12), (4, 6))
-    pieces = [bytes(p) for p in encoding.shard_pieces(spec, values_of(spec, (0, 0)), crc32c=False)]
-    *inner, index, checksum = pieces
+    array = values_of(spec, (0, 0))
+    *inner, index, checksum = encoded_by(lambda room: encoding.encode_shard(spec, array, False, room))
     assert [len(p) for p in inner] == [4 * 6 * 2] * 4
     entries = np.frombuffer(index, "<u8").reshape(3, 2, 2)
     assert entries[:2].tolist() == [[[0, 48], [48, 48]], [[96, 48], [144, 48]]]
@@ -70,15 +87,28 @@ def test_nothing_of_an_array_beyond_the_edge_is_gathered_twice():
     assert len(checksum) == 4
 
 
+def put(octets: bytes, piece_bytes: int = 1 << 20):
+    """Puts bytes into a stage, some at a time."""
+
+    def encode(room) -> None:
+        for start in range(0, len(octets), piece_bytes):
+            piece = octets[start : start + piece_bytes]
+            room.take(len(piece))[...] = np.frombuffer(piece, np.uint8)
+
+    return encode
+
+
 @pytest.mark.parametrize("nbytes", [0, 1, 4095, 4096, 4097, 10_000, 40_960, 41_000])
 @pytest.mark.parametrize("piece_bytes", [1, 999, 4096, 50_000])
 def test_files_hold_every_byte(tmp_path, monkeypatch, nbytes, piece_bytes):
+    """Pieces of any length, larger ones than the stage too; a second file begins with none of the first."""
     monkeypatch.setattr(local_chunk, "_STAGE_BYTES", 8192)
     monkeypatch.setattr(local_chunk, "_own", local_chunk.threading.local())
     octets = np.random.default_rng(3).bytes(nbytes)
     path = tmp_path / "c" / "0" / "1"
-    write_local_chunk(str(path), (memoryview(octets)[at : at + piece_bytes] for at in range(0, nbytes, piece_bytes)))
-    assert path.read_bytes() == octets
+    for some in (octets[::-1], octets):
+        write_local_chunk(str(path), put(some, piece_bytes))
+        assert path.read_bytes() == some
     assert os.listdir(path.parent) == ["1"]
 
 
@@ -112,7 +142,7 @@ def refuse_direct(at_open: bool, monkeypatch) -> list[str]:
 def test_a_disk_without_direct_writes_gets_buffered_ones(tmp_path, monkeypatch, at_open):
     octets = np.random.default_rng(3).bytes(4096 * 3 + 77)
     seen = refuse_direct(at_open, monkeypatch)
-    write_local_chunk(str(tmp_path / "c"), [memoryview(octets)])
+    write_local_chunk(str(tmp_path / "c"), put(octets))
     monkeypatch.undo()
     assert (tmp_path / "c").read_bytes() == octets
     assert seen == (["open"] if at_open else ["write"])
@@ -126,7 +156,7 @@ def test_short_direct_writes_are_gone_on_with(tmp_path, monkeypatch):
         return really(descriptor, some[: next(lengths, len(some))])
 
     monkeypatch.setattr(os, "write", write)
-    write_local_chunk(str(tmp_path / "c"), [memoryview(octets)])
+    write_local_chunk(str(tmp_path / "c"), put(octets))
     monkeypatch.undo()
     assert (tmp_path / "c").read_bytes() == octets
 
@@ -137,7 +167,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_no_draft(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(local_chunk, "_write_all", full)
+    monkeypatch.setattr(local_chunk._File, "_write", full)
     sink = open_sink(str(tmp_path))
     writer = sink.open_part("a")
     with pytest.raises(FerryError, match=r"No space left on device.*run the same command again"):
