@@ -12,7 +12,7 @@ from mappings.chunking import Cut, choose_chunk, choose_inner
 from mappings.compiled import CompiledRule
 from mappings.geometry import shape_of
 from mappings.problems import Problem
-from mappings.schemes import scheme_of
+from mappings.schemes import is_low_bit, is_merged, scheme_of
 from mappings.tensors import LogicalTensor
 from transforms.dtypes import numpy_dtype
 
@@ -173,18 +173,23 @@ def _dtype(users: Sequence[Use], sources: Sequence[LogicalTensor], wanted: str) 
         return found.pop() if len(found) == 1 else "float32"
     if wanted != "source":
         return wanted
-    if any(tensor.scheme != "plain" for tensor in sources):
+    if any(is_low_bit(tensor) for tensor in sources):
         return "bfloat16"
     return found.pop() if len(found) == 1 else "float32"
 
 
 def _way(sources: Sequence[LogicalTensor]) -> str:
-    """How quantised sources go, by the first of each kind."""
-    kinds: dict[tuple[str, str], list[LogicalTensor]] = {}
+    """How quantised and merged sources go, by the first of each kind."""
+    kinds: dict[tuple, list[LogicalTensor]] = {}
     for tensor in sources:
         if tensor.scheme != "plain" or tensor.dtype.startswith("float8"):
-            kinds.setdefault((tensor.scheme, tensor.dtype), []).append(tensor)
+            kinds.setdefault((tensor.scheme, tensor.dtype, *_product(tensor)), []).append(tensor)
     return "; ".join(_way_of(group) for group in kinds.values())
+
+
+def _product(tensor: LogicalTensor) -> tuple[int, float] | tuple[()]:
+    """Rank and scale of what is merged into a tensor."""
+    return (tensor.params["rank"], tensor.params["scale"]) if is_merged(tensor) else ()
 
 
 def _way_of(group: Sequence[LogicalTensor]) -> str:
@@ -192,7 +197,7 @@ def _way_of(group: Sequence[LogicalTensor]) -> str:
     scheme = scheme_of(first)
     if scheme is None:
         return f"carry {len(group):,} x {first.dtype} codes bit for bit"
-    verb = "carry" if first.scheme == "scale" else "dequantise"
+    verb = "carry" if first.scheme == "scale" else "merge" if is_merged(first) else "dequantise"
     return f"{verb} {len(group):,} x {scheme.describe(first)}"
 
 

@@ -149,6 +149,13 @@ def box_of(geometry: Geometry, ranges: Mapping[str, Range]) -> Box:
     return tuple(axis.span(ranges) for axis in geometry)
 
 
+def hull_of(geometry: Geometry, ranges: Mapping[str, Range]) -> Box:
+    """The smallest box around everything that ranges of the dims mean, in one stretch or not."""
+    first = {atom: (start, start + 1) for atom, (start, _) in ranges.items()}
+    last = {atom: (stop - 1, stop) for atom, (_, stop) in ranges.items()}
+    return tuple((axis.span(first)[0], axis.span(last)[1]) for axis in geometry)
+
+
 def stretches(geometry: Geometry, ranges: Mapping[str, Range]) -> Iterator[dict[str, Range]]:
     """Cuts ranges into pieces that are one contiguous stretch on every axis: a part inside a merged axis lies apart."""
     scattered = [atom for axis in geometry for atom in axis.scattered(ranges)]

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from mappings.arrays import TargetArray, Use
 from mappings.chunking import SMALL_ARRAY_BYTES
 from mappings.compiled import CompiledRule
-from mappings.geometry import Range
+from mappings.geometry import Range, hull_of
+from mappings.schemes import factor_bytes, is_merged, merged_base
 from mappings.tensors import LogicalTensor
 from mappings.work import Emit, Move, Part, Read, WorkItem
 
@@ -129,7 +130,8 @@ def _read_bytes(read: Read, moves: Sequence[Move]) -> int:
     ranges = {atom: (0, size) for atom, size in move.sizes.items()} | dict(read.ranges)
     share = math.prod(ranges[atom][1] - ranges[atom][0] for axis in move.source for atom in axis.atoms)
     total = math.prod(read.tensor.shape) or 1
-    return -(-read.tensor.nbytes * share // total)
+    factors, _ = factor_bytes(read.tensor, hull_of(move.source, ranges)) if is_merged(read.tensor) else (0, 0)
+    return -(-merged_base(read.tensor).nbytes * share // total) + factors
 
 
 def merge_items(name: str, items: Sequence[WorkItem]) -> WorkItem:

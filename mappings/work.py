@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mappings.array_spec import ArraySpec
-from mappings.geometry import AxisGeometry, Factor, Geometry, Range
+from mappings.geometry import AxisGeometry, Factor, Geometry, Range, hull_of
+from mappings.schemes import factor_bytes, is_merged
 from mappings.tensors import LogicalTensor, StoredTensor
 from transforms.dtypes import numpy_dtype
 
@@ -111,7 +112,13 @@ class WorkItem:
     @property
     def held_bytes(self) -> int:
         """Bound on tensor bytes without what the writer encodes: the parts, and the blocks that stream into them."""
-        return self.write_bytes + BLOCK_COPIES * min(BLOCK_BYTES, max(self.read_bytes, 1))
+        return self.write_bytes + BLOCK_COPIES * min(BLOCK_BYTES, max(self.read_bytes, 1)) + self.factor_bytes
+
+    @property
+    def factor_bytes(self) -> int:
+        """Bound on bytes of low-rank factors that are held at once, those of the largest read."""
+        merged = (read for read in self.reads if is_merged(read.tensor))
+        return max((_factor_bytes(read, self.moves[read.move]) for read in merged), default=0)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; ``from_json`` is the inverse."""
@@ -128,6 +135,12 @@ class WorkItem:
         parts = tuple(Part(_spec(spec), tuple(grid), fill) for spec, grid, fill in data["parts"])
         moves = tuple(_move(move) for move in data["moves"])
         return cls(data["id"], moves, parts, tuple(_read(read) for read in data["reads"]), data["read_bytes"])
+
+
+def _factor_bytes(read: Read, move: Move) -> int:
+    ranges = {atom: (0, size) for atom, size in move.sizes.items()} | dict(read.ranges)
+    _, held = factor_bytes(read.tensor, hull_of(move.source, ranges))
+    return held
 
 
 def _spec_json(spec: ArraySpec) -> list[Any]:

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from mappings.problems import FerryError, Problem
-from mappings.schemes import Box, scheme_of
+from mappings.schemes import Box, is_merged, scheme_of
+from mappings.schemes.merged import FACTORS
 from mappings.tensors import LogicalTensor, StoredTensor
 from transforms.decode import ScaleFault, check_scale, run_kernel
 
@@ -31,13 +32,15 @@ def decode_region(
       a scheme stored transposed (gpt-oss) comes back as a transposed view that the relayout moves once.
 
     Raises:
-      FerryError: a scale is NaN, infinite, zero or negative; the sentence names the tensor and counts them.
+      FerryError: a scale is NaN, infinite, zero or negative, or a low-rank factor is not finite; the sentence names
+        the tensor and counts them.
       ValueError: the tensor is plain.
     """
     scheme = scheme_of(logical)
     if scheme is None:
         raise ValueError(f"{logical.name} is plain: its values are read as stored")
     check_scales(logical, arrays)
+    check_factors(logical, arrays)
     shape = tuple(stop - start for start, stop in box)
     return run_kernel(scheme.kernel, arrays, shape, scheme.kernel_args(logical, box), out_dtype, out)
 
@@ -54,6 +57,21 @@ def check_scales(logical: LogicalTensor, arrays: Mapping[str, np.ndarray]) -> No
         fault = check_scale(arrays[role], encoding, rule)
         if fault is not None:
             raise FerryError(str(scale_problem(logical.stored[role], fault, rule)))
+
+
+def check_factors(logical: LogicalTensor, arrays: Mapping[str, np.ndarray]) -> None:
+    """Refuses an adapter whose factors are not numbers.
+
+    Raises:
+      FerryError: some are NaN or infinite.
+    """
+    for role in FACTORS if is_merged(logical) else ():
+        bad = arrays[role].size - int(np.count_nonzero(np.isfinite(arrays[role])))
+        if bad:
+            stored = logical.stored[role]
+            found = f"{bad:,} of {arrays[role].size:,} NaN or infinite"
+            fix = "The adapter is damaged: training it diverged, or its file is not whole."
+            raise FerryError(str(Problem(stored.name, "finite numbers", found, fix, file=stored.file)))
 
 
 def scale_problem(stored: StoredTensor, fault: ScaleFault, rule: str) -> Problem:

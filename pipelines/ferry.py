@@ -14,8 +14,9 @@ from mappings.tensors import LogicalTensor, StoredTensor
 from mappings.work import Part, WorkItem
 from pipelines.assemble import Load, assemble
 from pipelines.bucket_receipts import BucketReceipts
-from pipelines.byte_source import ByteSource, open_source
+from pipelines.byte_source import ByteSource
 from pipelines.decode_region import decode_region
+from pipelines.lora_source import open_with_adapter
 from pipelines.memory import shared_budget
 from pipelines.receipts import Receipts
 from pipelines.regions import Scratch, ScratchPool, box_shape, read_box
@@ -127,6 +128,7 @@ class FerryWork:
       receipts: where receipts go.
       worker_memory_bytes: bound on tensor bytes that one worker process holds at once.
       run_token: names the run; all threads of a process share one budget under it.
+      adapter: url of an adapter that is merged; empty for none.
     """
 
     source: str
@@ -134,6 +136,7 @@ class FerryWork:
     receipts: Receipts | BucketReceipts
     worker_memory_bytes: int
     run_token: str
+    adapter: str = ""
 
     def setup(self) -> None:
         """Nothing to prepare: files open when first read."""
@@ -143,6 +146,6 @@ class FerryWork:
         pool = _pools.setdefault(self.run_token, ScratchPool(self.worker_memory_bytes // 2))
         needed = one.held_bytes + self.sink.encoding_bytes([part.nbytes for part in one.parts])
         with shared_budget(self.run_token, self.worker_memory_bytes).admit(needed), pool.lend() as scratch:
-            receipt = ferry(one, open_source(self.source), self.sink, scratch)
+            receipt = ferry(one, open_with_adapter(self.source, self.adapter), self.sink, scratch)
         self.receipts.add(one.id, receipt)
         return receipt

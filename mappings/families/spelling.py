@@ -37,11 +37,11 @@ class Spelling:
         return f"the language model's tensors begin with {self.prefix!r}"
 
 
-_PREFIXES = ("model.language_model.", "language_model.model.", "thinker.model.", "model.")
+PREFIXES = ("model.language_model.", "language_model.model.", "thinker.model.", "model.")
 _HEADS = ("language_model.lm_head.weight", "model.language_model.lm_head.weight", "thinker.lm_head.weight")
 
 
 def spelling(names: Collection[str]) -> Spelling:
     """The spelling that a checkpoint uses, found from the names it holds."""
-    prefix = next((p for p in _PREFIXES if f"{p}embed_tokens.weight" in names), "model.")
+    prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in names), "model.")
     return Spelling(prefix, next((head for head in _HEADS if head in names), "lm_head.weight"))

@@ -34,6 +34,7 @@ class AdapterConfig:
       alpha_pattern: likewise to its alpha.
       rslora: the scale is alpha / sqrt(rank) instead of alpha / rank.
       target_parameters: ends of names of parameters that are adapted without a module of their own (fused experts).
+      targets: names of modules, or their ends, of which some must have factors; none where the config gives a pattern.
     """
 
     rank: int = _RANK
@@ -42,6 +43,7 @@ class AdapterConfig:
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     rslora: bool = False
     target_parameters: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
 
     def rank_of(self, module: str) -> int:
         """The rank of a module.
@@ -145,8 +147,9 @@ def read_config(data: Mapping[str, Any]) -> tuple[AdapterConfig, list[Problem]]:
         return AdapterConfig(), problems
     ranks, alphas = data.get("rank_pattern") or {}, data.get("alpha_pattern") or {}
     rank, alpha = data.get("r", _RANK), data.get("lora_alpha", _ALPHA)
-    parameters = tuple(data.get("target_parameters") or ())
-    return AdapterConfig(rank, alpha, ranks, alphas, bool(data.get("use_rslora")), parameters), []
+    parameters, targets = tuple(data.get("target_parameters") or ()), data.get("target_modules")
+    named = tuple(targets) if isinstance(targets, list) and not data.get("exclude_modules") else ()
+    return AdapterConfig(rank, alpha, ranks, alphas, bool(data.get("use_rslora")), parameters, named), []
 
 
 def _not_lora(data: Mapping[str, Any]) -> Iterator[Problem]:

@@ -7,10 +7,14 @@ class), and a recogniser (``find_*.py``) that turns stored tensors into a logica
 from mappings.schemes.base import Box, CarryPlan, Registry, Scheme
 from mappings.schemes.bitsandbytes import Flat4Bit
 from mappings.schemes.integers import Awq, Gptq, PackQuantized
+from mappings.schemes.merged import Merged, factor_bytes
 from mappings.schemes.scaled import Scale, Scaled, expand
 from mappings.tensors import LogicalTensor
 
-__all__ = ["SCHEMES", "Box", "CarryPlan", "Scheme", "expand", "scheme_of"]
+__all__ = [
+    "SCHEMES", "Box", "CarryPlan", "Scheme", "expand", "factor_bytes", "is_low_bit", "is_merged", "merged_base",
+    "scheme_of",
+]  # fmt: skip
 
 SCHEMES = Registry()
 SCHEMES.add(
@@ -28,8 +32,25 @@ SCHEMES.add(
     Flat4Bit("bnb-nf4"),
     Flat4Bit("bnb-fp4"),
 )
+_MERGED = Merged(registry=SCHEMES)
+SCHEMES.add(_MERGED)
 
 
 def scheme_of(logical: LogicalTensor) -> Scheme | None:
     """The scheme of a logical tensor; None for a plain one, whose values are read as stored."""
     return None if logical.scheme == "plain" else SCHEMES[logical.scheme]
+
+
+def is_merged(logical: LogicalTensor) -> bool:
+    """Whether a low-rank adapter is merged into a tensor."""
+    return logical.scheme == _MERGED.name
+
+
+def merged_base(logical: LogicalTensor) -> LogicalTensor:
+    """A tensor without the adapter that is merged into it."""
+    return _MERGED.base(logical) if is_merged(logical) else logical
+
+
+def is_low_bit(logical: LogicalTensor) -> bool:
+    """Whether a tensor's values are stored as codes of few bits."""
+    return merged_base(logical).scheme != "plain"

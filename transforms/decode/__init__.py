@@ -10,6 +10,7 @@ from transforms.decode.bnb import decode_bnb4
 from transforms.decode.integers import decode_awq, decode_gptq, decode_packed
 from transforms.decode.scaled import decode_scale, decode_scaled
 from transforms.decode.scales import ScaleFault, check_scale, scale_values
+from transforms.lowrank import add_product
 
 __all__ = ["KERNELS", "ScaleFault", "check_scale", "run_kernel", "scale_values"]
 
@@ -54,6 +55,25 @@ def run_kernel(
     if out.size:
         KERNELS[kernel](arrays, out, **args)
     return out
+
+
+def _decode_merged(
+    arrays: Mapping[str, np.ndarray], out: np.ndarray, *, base: str, base_args: Mapping[str, Any], **product: Any
+) -> None:
+    """Decodes a region of a weight, plain where ``base`` is empty, and adds a low-rank product to it.
+
+    Args:
+      arrays: those of the weight, and the factors ``lora_a`` and ``lora_b``.
+      out: float32 or bfloat16, the region.
+      base: kernel of the weight.
+      base_args: its plain values.
+      product: see :func:`transforms.lowrank.add_product`.
+    """
+    values = run_kernel(base, arrays, out.shape, base_args) if base else arrays["values"]
+    add_product(out, values, arrays["lora_a"], arrays["lora_b"], **product)
+
+
+KERNELS["merged"] = _decode_merged
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype, order: Sequence[int] | None) -> np.ndarray:
