@@ -62,6 +62,11 @@ class EngineChoice:
         return self.is_dataflow and any(arg.startswith(("--template_location", "--dry_run")) for arg in self.args)
 
     @property
+    def is_template(self) -> bool:
+        """Whether a service will run the job after this process has described it and ended."""
+        return self.is_dataflow and any(arg.startswith("--template_location") for arg in self.args)
+
+    @property
     def is_dask(self) -> bool:
         """Whether it is Beam's runner on a Dask cluster."""
         return self.runner == _DASK_NAME

@@ -145,18 +145,43 @@ class AddUp(beam.CombineFn):
 
 
 class KeepTally(beam.DoFn):
-    """Writes the tally where the launcher will look for it: no engine gives values back the same way."""
+    """Writes the tally where the launcher will look for it: no engine gives values back the same way. Passes it on."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def process(self, tally: Tally) -> Iterator[int]:
+    def process(self, tally: Tally) -> Iterator[Tally]:
         data = json.dumps(tally.as_dict()).encode()
         if "://" in self._path:
             _write_object(self._path, data)
         else:
             _write_file(self._path, data)
-        yield tally.seen
+        yield tally
+
+
+class Commit(beam.DoFn):
+    """The job's last step, for one element: commits when every item is done."""
+
+    def __init__(self, commit: Callable[[], None], is_watched: bool) -> None:
+        """Takes what every worker needs.
+
+        Args:
+          commit: may be called again, and by two workers at once.
+          is_watched: whether a launcher waits, which tells of failures better than the engine.
+        """
+        self._commit = commit
+        self._is_watched = is_watched
+        self._environment = worker_environment()
+
+    def setup(self) -> None:
+        os.environ.update(self._environment)
+
+    def process(self, tally: Tally) -> Iterator[int]:
+        if not tally.failed and not tally.skipped:
+            self._commit()
+        elif not self._is_watched:
+            raise FerryError(tally.failures_text(tally.seen))
+        yield tally.done
 
 
 def _write_file(path: str, data: bytes) -> None:
@@ -174,7 +199,7 @@ def _write_object(path: str, data: bytes) -> None:
 
 
 def build(
-    stretches: Iterable[Stretch], ferry: Ferry, tally_path: str, reshuffle: bool
+    stretches: Iterable[Stretch], ferry: Ferry, tally_path: str, reshuffle: bool, commit: Commit | None = None
 ) -> Callable[[beam.Pipeline], None]:
     """The pipeline's graph.
 
@@ -183,6 +208,7 @@ def build(
       ferry: does the work.
       tally_path: where the tally goes.
       reshuffle: whether the engine deals single work items to its workers.
+      commit: the last step, of a job that commits by itself.
     """
 
     def apply(pipeline: beam.Pipeline) -> None:
@@ -193,12 +219,14 @@ def build(
         )
         if reshuffle:
             items |= "Deal items" >> beam.Reshuffle()
-        _ = (
+        tally = (
             items
             | "Ferry" >> beam.ParDo(ferry)
             | "Add up" >> beam.CombineGlobally(AddUp()).without_defaults()
             | "Keep tally" >> beam.ParDo(KeepTally(tally_path))
         )
+        if commit:
+            _ = tally | "Commit" >> beam.ParDo(commit)
 
     return apply
 

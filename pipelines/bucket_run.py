@@ -1,5 +1,6 @@
 """A run's output in a bucket, where nothing can be renamed: data goes to its final place, and a mark makes it count.
 
+    OUTPUT/.tensorferry-0/lock.json    who works on it
     OUTPUT/.tensorferry-0/run.json     which plan this is
     OUTPUT/.tensorferry-0/receipts/    what is finished
     OUTPUT/.tensorferry-0/work/        the work items, for workers elsewhere
@@ -7,7 +8,8 @@
     OUTPUT/0/items/commit_success.txt  the item is whole
     OUTPUT/0/commit_success.txt        the step is whole: Orbax takes no step of a bucket without it
 
-There is no lock: two runs of one plan write the same bytes, and a run of another plan is refused.
+Without the lock, which a migration does not take for each step, two runs of one plan write the same bytes, and a run of
+another plan is refused.
 """
 
 import json
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mappings.problems import FerryError, Problem
+from pipelines.bucket_lock import LOCK_NAME, BucketLock
 from pipelines.bucket_receipts import BucketReceipts
 from pipelines.objects import Objects
 from pipelines.run_dir import RUN_FORMAT, RunState
@@ -42,6 +45,9 @@ class BucketRun:
       item: name of the checkpoint item.
       overwrite: whether a complete Tensorferry checkpoint may be replaced. It is deleted first: a bucket has no
         second place to build the new one.
+      locked: whether no other process may work on the same step.
+      take_over: whether to take the lock from whoever has it.
+      job: token of the job that this commit is a part of; empty for a launcher.
       at_step_of_commit: called with the name of each step of the commit before it is done (tests kill there).
     """
 
@@ -51,6 +57,9 @@ class BucketRun:
     step: int | str = 0
     item: str = "items"
     overwrite: bool = False
+    locked: bool = False
+    take_over: bool = False
+    job: str = ""
     at_step_of_commit: Callable[[str], None] = lambda name: None
 
     def __post_init__(self) -> None:
@@ -83,19 +92,44 @@ class BucketRun:
         """A scratch directory of this machine."""
         return Path(tempfile.mkdtemp(prefix="tensorferry-"))
 
+    @cached_property
+    def _lock(self) -> BucketLock:
+        return BucketLock(self.state.url, self.published)
+
     def open(self) -> RunState:
         """Takes the output for this run; changes nothing when it refuses.
 
         Raises:
-          FerryError: it holds an unfinished run of another plan; the step is complete already; there is something
-            that is not ours; the bucket refuses.
+          FerryError: another process is at work on it; it holds an unfinished run of another plan; the step is
+            complete already; there is something that is not ours; the bucket refuses.
         """
+        try:
+            if self.job:
+                self._lock.acquire_left(self.job)
+            elif self.locked:
+                self._lock.acquire(self.take_over)
+            return self._open_locked()
+        except BaseException:
+            self.close()
+            raise
+
+    def leave_to(self, job: str) -> None:
+        """Leaves the output to a job, whose last step commits."""
+        self._lock.leave(job)
+
+    def keep_left(self) -> None:
+        """Lets the job have the output although this process ends."""
+        self._lock.forget()
+
+    def _open_locked(self) -> RunState:
         earlier, names = self._earlier(), set(Objects(self.published).sizes())
         if earlier is not None:
             self._refuse_other_run(earlier)
             if _MARK in names and not earlier.get("replacing"):
                 self._remove_state()
                 return RunState.PUBLISHED
+        elif self.job and self._is_ours(names):
+            return RunState.PUBLISHED
         else:
             self._refuse_step(names)
         if earlier is None or earlier.get("replacing"):
@@ -104,7 +138,8 @@ class BucketRun:
         return RunState.RESUMED
 
     def close(self) -> None:
-        """Removes the scratch directory when nothing in it explains a failure."""
+        """Lets others have the output; removes the scratch directory when nothing in it explains a failure."""
+        self._lock.release()
         if "work_dir" in self.__dict__ and not (self.work_dir / "beam.log").exists():
             shutil.rmtree(self.work_dir, ignore_errors=True)
 
@@ -157,6 +192,8 @@ class BucketRun:
         Raises:
           FerryError: the bucket refuses; running the same command again finishes the commit.
         """
+        if self._lock.held:
+            self._lock.refuse_if_lost()
         for url in (self.item_root, self.published):
             self.at_step_of_commit(f"mark {url.rsplit('/', 1)[-1]} successful")
             Objects(url).write(_MARK, f"Checkpoint commit was successful to {url}".encode())
@@ -182,6 +219,13 @@ class BucketRun:
         expected = f"an unfinished run of this plan (digest {self.plan_digest})"
         raise FerryError(str(Problem(self.output, expected, f"one of another plan (digest {found[1]})", fix)))
 
+    def _is_ours(self, names: set[str]) -> bool:
+        """Whether the step is complete and of this plan: another worker of the job has committed it."""
+        if _MARK not in names:
+            return False
+        manifest = json.loads(Objects(self.item_root).read(MANIFEST_NAME) or b"{}")
+        return self.plan_digest.startswith(f"{manifest.get('plan_digest')}-")
+
     def _refuse_step(self, names: set[str]) -> None:
         if not names:
             return
@@ -201,15 +245,18 @@ class BucketRun:
             marks = [name for name in names if name.endswith(_MARK)]
             Objects(self.published).delete_all(marks)
             Objects(self.published).delete_all(names - set(marks))
-        self.state.delete_all(name for name in self.state.sizes() if name != _RUN)
+        self.state.delete_all(self._leavings())
         self.state.write(_RUN, json.dumps(record, indent=2, sort_keys=True).encode())
 
     def _remove_state(self) -> None:
         """The run's record goes last: while it is there, a rerun knows that the rest is rubbish."""
         self.at_step_of_commit("remove receipts")
-        self.state.delete_all(name for name in self.state.sizes() if name != _RUN)
+        self.state.delete_all(self._leavings())
         self.at_step_of_commit("remove run.json")
         self.state.delete_all([_RUN])
+
+    def _leavings(self) -> list[str]:
+        return [name for name in self.state.sizes() if name not in (_RUN, LOCK_NAME)]
 
 
 def _drop_database(item: Path) -> None:

@@ -8,57 +8,39 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mappings.problems import FerryError, PlanError, Problem
+from mappings.problems import FerryError, Problem
 from mappings.text import bytes_text
 from mappings.work import WorkItem
 from pipelines.beam_args import choose_engine
 from pipelines.bucket_run import BucketRun
-from pipelines.byte_source import ByteSource
 from pipelines.checkpoint import open_checkpoint
 from pipelines.cluster_args import complete_args, plan_resources, refuse_out_of_reach
 from pipelines.ferry import FerryWork
+from pipelines.job_commit import JobCommit
 from pipelines.kvstores import is_local
 from pipelines.manifest import make_manifest, unfinished
 from pipelines.maxtext_settings import write_settings
 from pipelines.orbax_log import quiet_orbax
 from pipelines.orbax_metadata import scalar_keys, write_item_metadata, write_step_metadata
+from pipelines.output_options import OutputOptions
 from pipelines.planning import Conversion, ConversionOptions, plan_conversion
 from pipelines.progress import Done
 from pipelines.receipt_count import ReceiptCount
 from pipelines.run_dir import RunDir, RunState
 from pipelines.run_files import write_json
-from pipelines.runner import RunOptions, run_items
+from pipelines.runner import OnlyBuilt, RunOptions, run_items
 from pipelines.sink import ChunkError, open_sink
 from pipelines.sinks.listing import MANIFEST_NAME
+from pipelines.tally import Tally
+from pipelines.tied import compare_tied
 
 # MaxText's train state beside the weights: a step counter and no optimizer.
 EXTRA_LEAVES: dict[tuple[str, ...], Any] = {("step",): 0, ("opt_state",): {}}
-_COMPARE_BYTES = 8 << 20
+_SETTINGS = "maxtext.yml"
 _PASSES = 2
 
 Say = Callable[[str], None]
 Run = RunDir | BucketRun
-
-
-@dataclass(frozen=True)
-class OutputOptions:
-    """Where and how the checkpoint is written.
-
-    Attributes:
-      output: directory that will hold the step.
-      store_format: ``zarr3``, ``ocdbt`` or ``zarr2``.
-      compression: ``none`` or ``zstd1``.
-      overwrite: replace a complete Tensorferry checkpoint.
-      beam_args: Beam's options.
-      progress_seconds: time between lines of progress where there is no terminal.
-    """
-
-    output: str
-    store_format: str = "zarr3"
-    compression: str = "none"
-    overwrite: bool = False
-    beam_args: tuple[str, ...] = ()
-    progress_seconds: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -94,6 +76,7 @@ def convert(options: ConversionOptions, output: OutputOptions, say: Say) -> Outc
       PlanError: the plan does not add up; nothing was written.
       FerryError: anything else; nothing was committed, and the same command resumes.
     """
+    output.require()
     refuse_out_of_reach(options.source, output.output, output.beam_args)
     conversion = plan_conversion(options)
     conversion.plan.require()
@@ -101,6 +84,11 @@ def convert(options: ConversionOptions, output: OutputOptions, say: Say) -> Outc
     # A branch of a hub is a commit from here on, however it moves meanwhile.
     options = replace(options, source=conversion.source.url)
     run = _run_of(output, run_digest(conversion, output), asdict(options))
+    return do_run(conversion, options, output, run, say)
+
+
+def do_run(conversion: Conversion, options: ConversionOptions, output: OutputOptions, run: Run, say: Say) -> Outcome:
+    """Does what is left of a run. See `convert`."""
     state = run.open()
     try:
         done = _Conversion(conversion, options, output, run, say)
@@ -116,7 +104,9 @@ def convert(options: ConversionOptions, output: OutputOptions, say: Say) -> Outc
 def _run_of(output: OutputOptions, digest: str, options: dict[str, Any]) -> Run:
     if is_local(output.output):
         return RunDir(Path(output.output), digest, options, overwrite=output.overwrite)
-    return BucketRun(output.output, digest, options, overwrite=output.overwrite)
+    return BucketRun(
+        output.output, digest, options, overwrite=output.overwrite, locked=True, take_over=output.take_over
+    )
 
 
 def run_digest(conversion: Conversion, output: OutputOptions) -> str:
@@ -138,12 +128,15 @@ class _Conversion:
         # Work item id to receipt, as last read: in a bucket, reading them all takes a while.
         self.receipts: dict[str, dict[str, Any]] = {}
         self.done_items = self.kept_items = self.peak_rss_bytes = 0
+        self.is_committed = False
 
     def finish(self) -> None:
         """Ferries what is left and publishes."""
         self.sink.prepare(self.specs)
         for attempt in range(_PASSES):
             self._ferry(first=attempt == 0)
+            if self.is_committed:
+                return
             try:
                 self._check_chunks()
                 break
@@ -161,7 +154,8 @@ class _Conversion:
         def write(path: Path) -> None:
             write_settings(path, self.plan.family, self.plan.options)
 
-        settings = self.run.write_beside("maxtext.yml", write)
+        told = f"{self.output.output}/{_SETTINGS}"
+        settings = told if self.is_committed else self.run.write_beside(_SETTINGS, write)
         items = self.done_items, self.kept_items
         return Outcome(self.conversion, str(self.run.published), settings, *items, self.peak_rss_bytes)
 
@@ -175,15 +169,36 @@ class _Conversion:
                 self.say(f"resuming: {before.items:,} work items of {bytes_text(before.nbytes)} are finished already")
             if isinstance(self.run, RunDir):
                 refuse_full_disk(self.run.state_dir, sum(item.write_bytes for item in todo))
-        if todo:
-            how = self._how(before, todo)
-            tally = run_items(self._items_file(todo), [i.write_bytes for i in todo], self._work(), how)
+        if todo and not self._is_in_job():
+            tally = self._do(todo, before)
             self.done_items += tally.done
             self.peak_rss_bytes = max(self.peak_rss_bytes, tally.peak_rss_bytes)
+            if self.is_committed:
+                return
             self.receipts = self.run.receipts.finished()
         missing = unfinished(self.plan.items(), self.receipts)
         if missing:
             raise FerryError(f"{len(missing):,} work items left no receipt. Run the same command again to resume.")
+
+    def _is_in_job(self) -> bool:
+        """Whether this is the commit of a job, which does no work item."""
+        return isinstance(self.run, BucketRun) and bool(self.run.job)
+
+    def _do(self, todo: list[WorkItem], before: Done) -> Tally:
+        how, sizes, path = self._how(before, todo), [item.write_bytes for item in todo], self._items_file(todo)
+        if not (self.output.job_commits and isinstance(self.run, BucketRun)):
+            return run_items(path, sizes, self._work(), how)
+        job = uuid.uuid4().hex
+        commit = JobCommit(self.options, self.output, self.run.plan_digest, job)
+        self.run.leave_to(job)
+        try:
+            tally = run_items(path, sizes, self._work(), replace(how, commit=commit))
+        except OnlyBuilt:
+            if choose_engine(self.output.beam_args).is_template:
+                self.run.keep_left()
+            raise
+        self.is_committed = True
+        return tally
 
     def _before(self, todo: Iterable[WorkItem]) -> Done:
         left_items, left_bytes = 0, 0
@@ -273,39 +288,6 @@ def refuse_full_disk(directory: Path, needed_bytes: int) -> None:
             str(directory), f"{bytes_text(needed_bytes)} free for what is left to write", f"{bytes_text(free)} free",
             "Free space or choose another output, then run the same command again.",
         )))  # fmt: skip
-
-
-def compare_tied(conversion: Conversion) -> None:
-    """Compares stored tensors that config.json declares to be one, before anything is written.
-
-    Raises:
-      PlanError: they differ.
-    """
-    problems = [
-        Problem(
-            name, f"the same bytes as {to}: config.json says tie_word_embeddings=true", "other bytes",
-            "Choose with --lm-head stored (keep it, untied) or --lm-head tied (leave it out).",
-            file=conversion.checkpoint.tensors[name].file,
-        )
-        for name, to in conversion.compare
-        if not same_bytes(conversion, name, to)
-    ]  # fmt: skip
-    if problems:
-        raise PlanError(problems)
-
-
-def same_bytes(conversion: Conversion, one: str, other: str) -> bool:
-    """Whether two stored tensors hold the same dtype, shape and bytes; reads blocks until they differ."""
-    a, b = conversion.checkpoint.tensors[one], conversion.checkpoint.tensors[other]
-    if (a.dtype, a.shape) != (b.dtype, b.shape):
-        return False
-    source: ByteSource = conversion.source
-    starts = range(0, a.nbytes, _COMPARE_BYTES)
-    lengths = (min(_COMPARE_BYTES, a.nbytes - start) for start in starts)
-    return all(
-        source.read(a.file, a.offset + start, length) == source.read(b.file, b.offset + start, length)
-        for start, length in zip(starts, lengths, strict=True)
-    )
 
 
 def absolute(path: str) -> str:

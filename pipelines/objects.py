@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pipelines.kvstores import kvstore, worker_context
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     import tensorstore as ts
 
 _AT_ONCE = 256
+# The generation of an object that is not there.
+NOTHING = b""
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,22 @@ class Objects:
 
     def create(self, name: str, data: bytes) -> bool:
         """Writes an object unless there is one, as far as the store honours that; whether it was written."""
-        expected = "an object that can be written"
-        (stamp,) = self._do(name, expected, lambda store: [store.write(name, data, if_equal=_nothing())])
-        return bool(stamp.generation)
+        return self.replace(name, data, NOTHING) is not None
+
+    def read_generation(self, name: str) -> tuple[bytes | None, bytes]:
+        """An object's content, and the generation that `replace` takes; None and `NOTHING` when there is none."""
+        (found,) = self._do(name, "an object that can be read", lambda store: [store.read(name)])
+        return (bytes(found.value), found.stamp.generation) if found.state == "value" else (None, NOTHING)
+
+    def replace(self, name: str, data: bytes | None, generation: bytes) -> bytes | None:
+        """Writes an object, or deletes it for want of data, if it still has a generation (``ifGenerationMatch``).
+
+        Returns:
+          The new generation; None when it had another one, and nothing was changed.
+        """
+        expected, wanted = "an object that can be written", generation or _nothing()
+        (stamp,) = self._do(name, expected, lambda store: [store.write(name, data, if_equal=wanted)])
+        return stamp.generation or None
 
     def delete(self, name: str) -> None:
         """Deletes an object, if there is one."""
@@ -72,6 +88,15 @@ class Objects:
         """
         # Not TensorStore's own listing: refused for want of a permission, it is an empty list (0.1.86).
         return BucketSource(self.url).sizes_below(folder)
+
+    def newest(self, folder: str = "") -> datetime | None:
+        """When the object below a folder that was written last was written, by the store's clock.
+
+        Raises:
+          FerryError: the store refuses.
+        """
+        entries = BucketSource(self.url).entries_below(folder).values()
+        return max((entry["last_modified"] for entry in entries), default=None)
 
     def _do(self, name: str, expected: str, call: Callable[["ts.KvStore"], list[Any]]) -> list[Any]:
         """Waits for what a call has started."""

@@ -180,12 +180,16 @@ class BucketSource(RangedSource):
 
     def sizes_below(self, folder: str = "") -> dict[str, int]:
         """Every object below a folder at any depth: its path relative to the root, and its size in bytes."""
+        return {path: entry["size"] for path, entry in self.entries_below(folder).items()}
+
+    def entries_below(self, folder: str = "") -> dict[str, Any]:
+        """Every object below a folder at any depth, as obstore describes it: ``size``, ``last_modified``, ``e_tag``."""
         import obstore
 
         _, root = split_bucket_url(self.root)
         prefix = f"{root}{folder}" or None
         found = self.request("", lambda place: obstore.list(place.store, prefix).collect())
-        return {entry["path"].removeprefix(root): entry["size"] for entry in found}
+        return {entry["path"].removeprefix(root): entry for entry in found}
 
     def _listed(self) -> Any:
         import obstore

@@ -30,8 +30,9 @@ class OnlyBuilt(FerryError):
 
     exit_code = 0
 
-    def __init__(self) -> None:
-        super().__init__("The job was built and not run, as --dry_run or --template_location ask.")
+    def __init__(self, commits: bool = False) -> None:
+        last = " Its last step commits." if commits else ""
+        super().__init__(f"The job was built and not run, as --dry_run or --template_location ask.{last}")
 
 
 class Work(Protocol):
@@ -72,6 +73,7 @@ class RunOptions:
       grace_seconds: how long items in flight may go on after Ctrl-C.
       local_items: the plan's file on this machine, where `items_path` is elsewhere.
       count_done: tells what this run has finished, for engines whose workers do not see `state_dir`.
+      commit: what a worker calls when every item is done, where the launcher is not to commit; picklable.
     """
 
     beam_args: tuple[str, ...] = ()
@@ -84,6 +86,7 @@ class RunOptions:
     grace_seconds: float = 3.0
     local_items: str = ""
     count_done: Callable[[], Done] | None = None
+    commit: Callable[[], None] | None = None
 
 
 def run_items(items_path: str, item_sizes: Sequence[int], work: Work, options: RunOptions) -> Tally:
@@ -151,7 +154,8 @@ class _Run:
 
         stretches = self._stretches()
         ferry = beam_job.Ferry(self.work, self.stop, engine_retries=self.choice.retries)
-        graph = beam_job.build(stretches, ferry, self.tally_path, reshuffle=not self.choice.is_local)
+        commit = beam_job.Commit(self.options.commit, not self.choice.is_template) if self.options.commit else None
+        graph = beam_job.build(stretches, ferry, self.tally_path, not self.choice.is_local, commit)
         crew = local_engine.Crew(self.log_path)
         crew.register()
         pipeline = _pipeline(self.choice, stretches, crew)
@@ -162,7 +166,7 @@ class _Run:
             finally:
                 crew.dismiss()
         if self.choice.only_builds:
-            raise OnlyBuilt
+            raise OnlyBuilt(commits=bool(commit))
 
     def _stretches(self) -> list[Stretch]:
         if self.choice.is_local:
@@ -228,11 +232,8 @@ class _Run:
         return tally
 
     def _failures_sentence(self, tally: Tally) -> str:
-        sentences = [f"{each.item}: {each.sentence}" for each in tally.failures[:3]]
-        failed = f"{tally.failed:,} of {len(self.item_sizes):,} work items failed"
-        counts = f"{failed}, {tally.skipped:,} were not started"
         details = f" Details: {self.log_path}" if any(each.trace for each in tally.failures) else ""
-        return "\n".join([*sentences, f"{counts}; what is done stays done. {RESUME_HINT}{details}"])
+        return f"{tally.failures_text(len(self.item_sizes))} {RESUME_HINT}{details}"
 
     def _clean(self, keep_log: bool) -> None:
         shutil.rmtree(self.run_dir, ignore_errors=True)

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 KEPT_FAILURES = 20
+_TOLD_FAILURES = 3
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,16 @@ class Tally:
             max(self.peak_rss_bytes, other.peak_rss_bytes),
             (self.failures + other.failures)[:KEPT_FAILURES],
         )
+
+    def failures_text(self, items: int) -> str:
+        """The first failures and the counts, as sentences.
+
+        Args:
+          items: how many there were to do.
+        """
+        sentences = [f"{each.item}: {each.sentence}" for each in self.failures[:_TOLD_FAILURES]]
+        counts = f"{self.failed:,} of {items:,} work items failed, {self.skipped:,} were not started"
+        return "\n".join([*sentences, f"{counts}; what is done stays done."])
 
     def as_dict(self) -> dict[str, Any]:
         """As plain data, for JSON."""

@@ -39,6 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="replace a complete Tensorferry checkpoint once the new one is whole; on gs:// the old one goes first",
     )
     parser.add_argument(
+        "--take-over", action="store_true",
+        help="take an output on gs:// from another process that is at work on it, without waiting until it is silent",
+    )  # fmt: skip
+    parser.add_argument(
+        "--commit-in-job", action="store_true",
+        help="let the job's last step commit, on gs://; always so with --template_location, where nobody waits",
+    )  # fmt: skip
+    parser.add_argument(
         "--progress-seconds", type=float, default=5.0, metavar="S",
         help="time between lines of progress where there is no terminal (default 5)",
     )  # fmt: skip
@@ -51,8 +59,9 @@ def run(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
     from pipelines.maxtext_settings import overrides
 
     output = OutputOptions(
-        absolute(args.output), args.format, args.compression, args.overwrite, tuple(beam_args), args.progress_seconds
-    )
+        absolute(args.output), args.format, args.compression, args.overwrite, tuple(beam_args), args.progress_seconds,
+        args.take_over, args.commit_in_job,
+    )  # fmt: skip
     outcome = convert(conversion_options(args), output, lambda line: print(line, flush=True))
     plan = outcome.conversion.plan
     totals = plan.totals

@@ -101,7 +101,7 @@ def test_convert_builds_a_job_from_a_clone(gcs, bucket, tmp_path, capsys, monkey
     assert not any(b"hf_secret" in gcs.get(bucket, name) for name in gcs.names(bucket))
     assert gcs.names(bucket, "out/.tensorferry-0/work/") == ["out/.tensorferry-0/work/items.jsonl"]
     # Nothing was run; the same place can be taken by a real run of the same plan.
-    assert main([*arguments]) == 0
+    assert main([*arguments, "--take-over"]) == 0
 
 
 def test_dry_run(gcs, bucket, capsys):
