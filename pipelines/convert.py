@@ -13,7 +13,6 @@ from mappings.text import bytes_text
 from mappings.work import WorkItem
 from pipelines.beam_args import choose_engine
 from pipelines.bucket_run import BucketRun
-from pipelines.checkpoint import open_checkpoint
 from pipelines.cluster_args import complete_args, plan_resources, refuse_out_of_reach
 from pipelines.ferry import FerryWork
 from pipelines.job_commit import JobCommit
@@ -23,7 +22,7 @@ from pipelines.maxtext_settings import write_settings
 from pipelines.orbax_log import quiet_orbax
 from pipelines.orbax_metadata import scalar_keys, write_item_metadata, write_step_metadata
 from pipelines.output_options import OutputOptions
-from pipelines.planning import Conversion, ConversionOptions, plan_conversion
+from pipelines.planning import Conversion, ConversionOptions, plan_conversion, source_digest
 from pipelines.progress import Done
 from pipelines.receipt_count import ReceiptCount
 from pipelines.run_dir import RunDir, RunState
@@ -77,12 +76,12 @@ def convert(options: ConversionOptions, output: OutputOptions, say: Say) -> Outc
       FerryError: anything else; nothing was committed, and the same command resumes.
     """
     output.require()
-    refuse_out_of_reach(options.source, output.output, output.beam_args)
+    refuse_out_of_reach(options.lora_only or options.source, output.output, output.beam_args)
     conversion = plan_conversion(options)
     conversion.plan.require()
     compare_tied(conversion)
     # A branch of a hub is a commit from here on, however it moves meanwhile.
-    options = replace(options, source=conversion.source.url)
+    options = conversion.pinned(options)
     run = _run_of(output, run_digest(conversion, output), asdict(options))
     return do_run(conversion, options, output, run, say)
 
@@ -237,9 +236,19 @@ class _Conversion:
         """Whether a thread waits for a network, and not for a disk."""
         return not (is_local(self.conversion.source.url) and is_local(self.output.output))
 
+    @property
+    def _leaves(self) -> dict[tuple[str, ...], Any]:
+        """What lies beside the arrays: an adapter has no train state of its own."""
+        return {} if self.conversion.lora else EXTRA_LEAVES
+
+    def _custom_metadata(self) -> dict[str, Any]:
+        """What MaxText asks of a step, and of an adapter's rank and alpha."""
+        told: dict[str, Any] = {"scan_layers": self.plan.options.scan_layers}
+        return told | {"lora": dict(self.conversion.lora)} if self.conversion.lora else told
+
     def _check_chunks(self) -> None:
         winners = [receipt["attempt"] for receipt in self.receipts.values()]
-        self.sink.finalize(self.specs, winners, scalar_keys(EXTRA_LEAVES))
+        self.sink.finalize(self.specs, winners, scalar_keys(self._leaves))
 
     def _forget(self, error: ChunkError) -> None:
         """Drops the receipts of chunks that are not there after all (a machine that lost power)."""
@@ -253,7 +262,7 @@ class _Conversion:
         # Where the source can tell its revision, no header has to be read again.
         if self.conversion.revision and self.conversion.source.revision() == self.conversion.revision:
             return
-        now = open_checkpoint(self.options.source).digest
+        now = source_digest(self.options)
         if self.conversion.revision or now != self.conversion.checkpoint.digest:
             raise FerryError(str(Problem(
                 self.options.source, f"the source as it was planned ({self.conversion.checkpoint.digest[:16]})",
@@ -268,8 +277,8 @@ class _Conversion:
 
         def write(step: Path) -> None:
             with quiet_orbax():
-                write_item_metadata(step / self.run.item, self.specs, EXTRA_LEAVES, store_format)
-                write_step_metadata(step, self.run.item, {"scan_layers": self.plan.options.scan_layers})
+                write_item_metadata(step / self.run.item, self.specs, self._leaves, store_format)
+                write_step_metadata(step, self.run.item, self._custom_metadata())
             write_json(step / self.run.item / MANIFEST_NAME, manifest)
 
         self.run.write_metadata(write, store_format)

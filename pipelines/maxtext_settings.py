@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +37,24 @@ def settings_text(family: Family, options: PlanOptions) -> str:
 def overrides(family: Family, options: PlanOptions) -> str:
     """The settings as one line of MaxText overrides.
 
-    Lists are quoted for a shell: ``mlp_activations='["silu","linear"]'``.
+    Lists are quoted for a shell: ``mlp_activations='["silu","linear"]'``. What is in a section of its own is named with
+    it: ``lora.lora_rank=8``.
     """
-    words = [f"{key}={_word(value)}" for key, value in all_settings(family, options).items()]
+    words = [f"{key}={_word(value)}" for key, value in _flat(all_settings(family, options))]
     return " ".join([*words, "override_model_config=true"])
 
 
+def _flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{key}.{name}", one) for name, one in value.items() if one not in (None, ""))
+        else:
+            yield key, value
+
+
 def _word(value: Any) -> str:
+    if isinstance(value, str) and not value.isidentifier():
+        return shlex.quote(value)
     if isinstance(value, list):
         return "'" + json.dumps(value, separators=(",", ":")) + "'"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -27,6 +27,7 @@ class ConversionOptions:
       target: choices about the target.
       lm_head: ``auto`` follows the checkpoint; ``tied`` leaves a stored head out; ``stored`` writes it although
         config.json ties it.
+      lora_only: path or URL of a PEFT adapter that is converted alone; of the source only config and names count.
     """
 
     source: str
@@ -34,6 +35,7 @@ class ConversionOptions:
     mapping: FamilyOptions = field(default_factory=FamilyOptions)
     target: PlanOptions = field(default_factory=PlanOptions)
     lm_head: str = "auto"
+    lora_only: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,16 +48,26 @@ class Conversion:
       compare: pairs of stored tensors whose bytes must agree before anything is written (a stored head that
         config.json ties to the embedding).
       revision: the source's revision when it was planned; empty where it cannot tell.
+      lora: MaxText's settings of an adapter that is converted alone; empty for a checkpoint.
+      base: url of the model that such an adapter belongs to.
     """
 
     checkpoint: Checkpoint
     plan: Plan
     compare: tuple[tuple[str, str], ...] = ()
     revision: str = ""
+    lora: Mapping[str, Any] = field(default_factory=dict)
+    base: str = ""
 
     @property
     def source(self) -> ByteSource:
         return self.checkpoint.source
+
+    def pinned(self, options: ConversionOptions) -> ConversionOptions:
+        """The options with what was opened in the place of what was named: a branch of a hub is a commit then."""
+        if options.lora_only:
+            return replace(options, source=self.base, lora_only=self.source.url)
+        return replace(options, source=self.source.url)
 
 
 def plan_conversion(options: ConversionOptions) -> Conversion:
@@ -66,6 +78,10 @@ def plan_conversion(options: ConversionOptions) -> Conversion:
         known. Anything that goes wrong after that is among the plan's problems.
       FerryError: the source's URL cannot be read.
     """
+    if options.lora_only:
+        from pipelines.lora_planning import plan_adapter
+
+        return plan_adapter(options)
     source = open_source(options.source)
     revision = _revision(source)
     checkpoint = open_checkpoint(source)
@@ -83,6 +99,17 @@ def plan_conversion(options: ConversionOptions) -> Conversion:
     plan = replace(plan, account=account, notes=(*plan.notes, *gptq_notes(checkpoint, found)))
     compare = plan.account.ties if options.lm_head == "auto" else ()
     return Conversion(checkpoint, plan, compare, revision)
+
+
+def source_digest(options: ConversionOptions) -> str:
+    """The digest of what a conversion reads, as it is now.
+
+    Raises:
+      PlanError: it is not there any more, or damaged.
+    """
+    if options.lora_only:
+        return plan_conversion(options).checkpoint.digest
+    return open_checkpoint(options.source).digest
 
 
 def _refuse_smaller_vocab(config: Config, wanted: int | None) -> None:
@@ -115,4 +142,4 @@ def _has_alias(metadata: Collection[dict[str, Any]]) -> bool:
 def options_of(data: Mapping[str, Any], source: str) -> ConversionOptions:
     """The options that a manifest tells of, for the source at its present place."""
     mapping, target = FamilyOptions(**data["mapping"]), PlanOptions(**data["target"])
-    return ConversionOptions(source, data["family"], mapping, target, data["lm_head"])
+    return ConversionOptions(source, data["family"], mapping, target, data["lm_head"], data.get("lora_only", ""))

@@ -1,6 +1,6 @@
 """What stands beside an adapter's factors: PEFT's adapter_config.json, and MaxText's settings."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 ADAPTER_CONFIG, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -70,16 +70,3 @@ def maxtext_lora(rank: int, alpha: float, module_path: str) -> dict[str, Any]:
         "lora_tile_size": None,
         "lora_restore_path": "",
     }
-
-
-def maxtext_overrides(lora: Mapping[str, Any], restore_path: str) -> str:
-    """MaxText's command-line overrides that load an adapter; the expression is quoted for a shell."""
-    words = {
-        "enable_lora": "true",
-        "lora_rank": str(lora["lora_rank"]),
-        # MaxText compares it with the metadata exactly.
-        "lora_alpha": repr(lora["lora_alpha"]),
-        "lora_module_path": f"'{lora['lora_module_path']}'",
-        "lora_restore_path": restore_path,
-    }
-    return " ".join(f"lora.{name}={word}" for name, word in words.items())

@@ -40,6 +40,11 @@ def add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
         "--source", required=True, metavar="PATH",
         help="a Hugging Face checkpoint: a folder, gs://bucket/path, hf://org/repo[@revision] or https://host/path/",
     )  # fmt: skip
+    parser.add_argument(
+        "--lora-only", default="", metavar="PATH",
+        help="convert this PEFT adapter alone, for MaxText's lora_restore_path; of --source only config.json and names "
+        "are read",
+    )  # fmt: skip
     parser.add_argument("--family", default="auto", help="model family; auto (default) takes it from config.json")
     layers = parser.add_mutually_exclusive_group()
     layers.add_argument(
@@ -48,8 +53,9 @@ def add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     layers.add_argument("--no-scan-layers", dest="scan_layers", action="store_false", help="arrays of each layer's own")
     parser.add_argument(
-        "--dtype", default="bfloat16", choices=DTYPES, help="dtype of the weights; source keeps what they have"
-    )
+        "--dtype", choices=DTYPES,
+        help="dtype of the weights (default bfloat16); source keeps what they have, the default with --lora-only",
+    )  # fmt: skip
     parser.add_argument(
         "--vocab-size", type=positive_int, metavar="N", help="pad the vocabulary with zero rows up to N"
     )
@@ -85,12 +91,14 @@ def conversion_options(args: argparse.Namespace) -> ConversionOptions:
     """The options that the arguments tell."""
     from pipelines.convert import absolute
 
+    dtype = args.dtype or ("source" if args.lora_only else "bfloat16")
     return ConversionOptions(
         source=absolute(args.source),
         family=args.family,
         mapping=FamilyOptions(
             args.scan_layers, args.vocab_size, args.rope_lanes, args.multimodal, args.mtp, args.match_maxtext
         ),
-        target=PlanOptions(args.scan_layers, args.dtype, args.chunk_bytes, args.worker_memory_bytes, args.scale_layout),
+        target=PlanOptions(args.scan_layers, dtype, args.chunk_bytes, args.worker_memory_bytes, args.scale_layout),
         lm_head=args.lm_head,
+        lora_only=absolute(args.lora_only) if args.lora_only else "",
     )

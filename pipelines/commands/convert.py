@@ -14,6 +14,7 @@ examples:
   tensorferry convert --source Llama-3.1-8B --output checkpoints/llama
   tensorferry convert --source Mixtral-8x7B --output checkpoints/mixtral --format ocdbt --worker-memory-bytes 512MiB
   tensorferry convert --source Qwen3-30B --output checkpoints/qwen --direct_num_workers 8
+  tensorferry convert --lora-only my-adapter --source Llama-3.1-8B --output adapters/mine
 
 exit codes: 0 done; 1 it failed and nothing was committed, the same command resumes; 2 the plan does not add up.
 """
@@ -69,5 +70,6 @@ def run(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
     if outcome.kept_items:
         print(f"{outcome.kept_items:,} of {totals.work_items:,} work items were finished by an earlier run")
     print(f"MaxText settings: {outcome.settings}")
-    print(f"  {overrides(plan.family, plan.options)} load_parameters_path={outcome.step}/items")
+    loads = "lora.lora_restore_path" if outcome.conversion.lora else "load_parameters_path"
+    print(f"  {overrides(plan.family, plan.options)} {loads}={outcome.step}/items")
     return 0

@@ -38,7 +38,6 @@ def run(args: argparse.Namespace) -> int:
     from mappings.report import plan_text
     from pipelines.planning import plan_conversion
 
-    args.dtype = args.dtype or "bfloat16"
     args.scan_layers = args.scan_layers is not False
     conversion = plan_conversion(conversion_options(args))
     plan = conversion.plan
