@@ -33,6 +33,25 @@ def peft_config(base: str, rank: int, alpha: float, targets: Sequence[str]) -> d
     }
 
 
+def module_name(name: str, family: str) -> str:
+    """What transformers calls the module of a weight, where that differs from the weight's name in the files.
+
+    Releases before 4.52 stored the language model of a multimodal model as ``language_model.model``; only Llama 4's is
+    still called so.
+
+    >>> module_name("language_model.model.layers.0.mlp.up_proj", "gemma3")
+    'model.language_model.layers.0.mlp.up_proj'
+    >>> module_name("language_model.model.layers.0.mlp.up_proj", "llama4")
+    'language_model.model.layers.0.mlp.up_proj'
+    """
+    if family == "llama4":
+        return name
+    for stored, module in (("language_model.model.", "model.language_model."), ("language_model.lm_head", "lm_head")):
+        if name.startswith(stored):
+            return module + name.removeprefix(stored)
+    return name
+
+
 def target_modules(adapted: Iterable[str], known: Collection[str]) -> list[str]:
     """PEFT's ``target_modules``: last names where they mean exactly the adapted modules, whole names elsewhere.
 

@@ -73,6 +73,12 @@ class Wish:
         return cls(lambda weight, kernel: kernel in kernels)
 
 
+def weight_names(base: Family) -> frozenset[str]:
+    """Every tensor of a model that its family's rules read; they are the same in either mode."""
+    dims, templates = base.dims, [rule.source for rule in base.plain_rules(False)]
+    return frozenset(one.fill(dims, at) for one in templates for at in dims.positions(one.atoms(dims)))
+
+
 def adapter_family(base: Family, scan_layers: bool, rank: int, wish: Wish) -> tuple[AdapterFamily, list[Problem]]:
     """The family of an adapter, and what of it has no place in MaxText's model.
 

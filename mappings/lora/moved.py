@@ -4,9 +4,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from mappings.compiled import compile_rule
 from mappings.family import Family
 from mappings.lora.factors import LORA_A, LORA_B, WEIGHT
-from mappings.lora.family import PREFIX, AdapterFamily, Wish, adapter_family
+from mappings.lora.family import PREFIX, AdapterFamily, Wish, adapter_family, weight_names
+from mappings.lora.merge import Names
 from mappings.lora.peft import CONFIG_FILE, Adapter, Pair
 from mappings.problems import Problem
 from mappings.tensors import LogicalTensor
@@ -49,16 +51,20 @@ def move_adapter(adapter: Adapter, base: Family, scan_layers: bool) -> tuple[Mov
     """
     problems = [*_not_factors(adapter), *_ranks(adapter), *_alphas(adapter)]
     if problems or not adapter.pairs:
-        return None, problems or [_empty(adapter)]
-    rank, scales = adapter.pairs[0].a.shape[0], adapter.scales()
-    scale = Counter(scales.values()).most_common(1)[0][0]
+        return None, problems or [_empty()]
+    names = Names(weight_names(base))
+    places = {pair.module: names.find(f"{pair.module}{WEIGHT}") for pair in adapter.pairs}
+    unknown = [_unknown(pair, base) for pair in adapter.pairs if places[pair.module] is None]
+    if unknown:
+        return None, unknown
+    scales = {str(places[pair.module]): adapter.config.scale_of(pair.module) for pair in adapter.pairs}
+    rank, scale = adapter.pairs[0].a.shape[0], Counter(scales.values()).most_common(1)[0][0]
     wish = Wish.of_weights({weight: own / scale for weight, own in scales.items()})
     family, problems = adapter_family(base, scan_layers, rank, wish)
-    problems += _unknown(adapter, base, family)
-    tensors = {tensor.name: tensor for pair in adapter.pairs for tensor in _tensors(pair)}
-    odd = [module for module in family.modules if scales[f"{module}{WEIGHT}"] != scale]
+    tensors = {one.name: one for pair in adapter.pairs for one in _tensors(pair, str(places[pair.module]))}
     ignored = {tensor.name: "a copy of the base model's tensor" for tensor in adapter.whole.values()}
-    moved = MovedAdapter(family, tensors, rank, _rounded(scale * rank), ignored, tuple(_notes(scale, odd, scales)))
+    notes = (*names.notes(), *_scale_notes(scale, scales), *_zero_notes(family, tensors))
+    moved = MovedAdapter(family, tensors, rank, _rounded(scale * rank), ignored, notes)
     return (None if problems else moved), problems
 
 
@@ -71,9 +77,10 @@ def lora_path(name: str) -> tuple[str, ...]:
     return (*name.split("-")[1:], "value")
 
 
-def _tensors(pair: Pair) -> Iterator[LogicalTensor]:
+def _tensors(pair: Pair, weight: str) -> Iterator[LogicalTensor]:
+    stem = PREFIX + weight.removesuffix(WEIGHT)
     for stored, ending in ((pair.a, LORA_A), (pair.b, LORA_B)):
-        yield LogicalTensor(f"{PREFIX}{pair.module}{ending}", stored.shape, stored.dtype, {"values": stored})
+        yield LogicalTensor(f"{stem}{ending}", stored.shape, stored.dtype, {"values": stored})
 
 
 def _rounded(alpha: float) -> float:
@@ -81,10 +88,18 @@ def _rounded(alpha: float) -> float:
     return float(round(alpha)) if abs(alpha - round(alpha)) < 1e-9 * alpha else alpha
 
 
-def _notes(scale: float, odd: list[str], scales: Mapping[str, float]) -> Iterator[str]:
+def _scale_notes(scale: float, scales: Mapping[str, float]) -> Iterator[str]:
+    odd = [weight for weight, own in scales.items() if own != scale]
     if odd:
-        first = f"{odd[0]} has {scales[f'{odd[0]}{WEIGHT}']:.6g}"
-        yield f"scale {scale:.6g} for all; the rest of {len(odd):,} modules' own ({first}) goes into their B"
+        own = f"{odd[0].removesuffix(WEIGHT)} has {scales[odd[0]]:.6g}"
+        yield f"scale {scale:.6g} for all; the rest of the scales of {len(odd):,} modules ({own}) goes into their B"
+
+
+def _zero_notes(family: AdapterFamily, tensors: Mapping[str, LogicalTensor]) -> Iterator[str]:
+    rules = [compile_rule(rule, family.dims) for rule in family.plain if rule.optional]
+    absent = [name for rule in rules for name in rule.sources() if name not in tensors]
+    if absent:
+        yield f"zero where the adapter leaves a stacked layer alone: {len(absent):,} factors, such as {absent[0]}"
 
 
 def _not_factors(adapter: Adapter) -> Iterator[Problem]:
@@ -117,16 +132,11 @@ def _alphas(adapter: Adapter) -> Iterator[Problem]:
             return
 
 
-def _unknown(adapter: Adapter, base: Family, family: AdapterFamily) -> Iterator[Problem]:
-    known = set(family.modules)
-    for pair in adapter.pairs:
-        if pair.module not in known:
-            expected = f"a module of a {base.name} model that has a place in MaxText's tree"
-            fix = "Is --source the model that it adapts?"
-            yield Problem(pair.module, expected, "no weight of this name in the family's table", fix, pair.a.file)
+def _unknown(pair: Pair, base: Family) -> Problem:
+    expected = f"a module of a {base.name} model that has a place in MaxText's tree"
+    fix = "Is --source the model that it adapts?"
+    return Problem(pair.module, expected, "no weight of this name in the family's table", fix, pair.a.file)
 
 
-def _empty(adapter: Adapter) -> Problem:
-    return Problem(
-        CONFIG_FILE, "an adapter of at least one linear layer", f"{len(adapter.pairs)}", "Is it the right one?"
-    )
+def _empty() -> Problem:
+    return Problem(CONFIG_FILE, "an adapter of at least one linear layer", "none", "Is it the right one?")

@@ -12,13 +12,13 @@ from mappings.export.shards import Shard
 from mappings.export.tree import Parameters
 from mappings.export.wanted import Wanted
 from mappings.family import Family, FamilyOptions, make_family
-from mappings.lora.config import ADAPTER_CONFIG, ADAPTER_FILE, peft_config, target_modules
+from mappings.lora.config import ADAPTER_CONFIG, ADAPTER_FILE, module_name, peft_config, target_modules
 from mappings.lora.factors import WEIGHT
-from mappings.lora.family import AdapterFamily, Wish, adapter_family
+from mappings.lora.family import AdapterFamily, Wish, adapter_family, weight_names
 from mappings.lora.tree import alpha_of, find_factors, kernels_of, rank_of
 from mappings.problems import PlanError, Problem
 from pipelines.exporting.fp8_source import Fp8Source
-from pipelines.exporting.manifest import export_manifest
+from pipelines.exporting.manifest import ADAPTER_KIND, export_manifest
 from pipelines.exporting.output_dir import OutputDir
 from pipelines.exporting.planning import Export, ExportOptions, scanned_layers
 from pipelines.exporting.repository import Repository, open_repository
@@ -29,7 +29,6 @@ from pipelines.run_dir import RunState
 from pipelines.run_files import write_json
 from pipelines.sinks.listing import MANIFEST_NAME
 
-KIND = "adapter"
 _HEAD = "params-decoder-logits_dense-kernel_lora_b"
 _WHOLE = 1 << 62
 
@@ -89,9 +88,12 @@ def _base_family(source: ExportSource, repository: Repository, options: AdapterO
         scan_layers=scanned,
         vocab_size=rows if rows > config.get("vocab_size", rows) else None,
         rope_lanes=lanes,
+        multimodal=mapping.get("multimodal", any("vision_encoder" in name for name in source.parameters.arrays)),
+        mtp=mapping.get("mtp", any("mtp" in name for name in source.parameters.arrays)),
     )
     family = options.family if options.family != "auto" else told.get("family", "auto")
-    return make_family(config, frozenset(repository.names), wanted, family)
+    base = make_family(config, frozenset(repository.names), wanted, family)
+    return replace(base, rules=tuple(replace(one, source=module_name(one.source, base.name)) for one in base.rules))
 
 
 def _refuse_nameless(repository: Repository) -> None:
@@ -122,12 +124,8 @@ def _config(
     options: AdapterOptions, repository: Repository, family: AdapterFamily, base: Family, rank: int, alpha: float
 ) -> bytes:
     """The bytes of adapter_config.json."""
-    weights = {
-        rule.source.fill(base.dims, at)
-        for rule in base.plain_rules(False)
-        for at in base.dims.positions(rule.source.atoms(base.dims))
-    }
-    known = {name.removesuffix(WEIGHT) for name in weights.union(repository.names) if name.endswith(WEIGHT)}
+    stored = {module_name(name, base.name) for name in repository.names}
+    known = {name.removesuffix(WEIGHT) for name in weight_names(base) | stored if name.endswith(WEIGHT)}
     targets = target_modules(family.modules, known)
     config = peft_config(_base_name(options.config, repository), rank, alpha, targets)
     return (json.dumps(config, indent=2) + "\n").encode()
@@ -187,4 +185,4 @@ def adapter_manifest(
     export: Export, options: ExportOptions, receipts: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The manifest of an exported adapter, kept in its folder."""
-    return export_manifest(export, options, receipts) | {"kind": KIND}
+    return export_manifest(export, options, receipts) | {"kind": ADAPTER_KIND}

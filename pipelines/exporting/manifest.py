@@ -12,7 +12,7 @@ from pipelines.manifest import MANIFEST_FORMAT, Receipt, chunk_receipts, version
 from transforms.digest import combine
 from transforms.statistics import Statistics
 
-KIND = "export"
+KIND, ADAPTER_KIND = "export", "adapter"
 
 
 def export_manifest(export: Export, options: ExportOptions, receipts: Mapping[str, Receipt]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from mappings.export.plan import ExportPlan
 from mappings.export.shards import INDEX_FILE, Place, all_places
 from mappings.geometry import Box
 from mappings.problems import FerryError
-from mappings.tensors import LogicalTensor
+from mappings.tensors import LogicalTensor, StoredTensor
 from mappings.work import Part, WorkItem
 from pipelines.beam_args import choose_engine
 from pipelines.bucket_receipts import BucketReceipts
@@ -25,7 +25,7 @@ from pipelines.byte_source import ByteSource, MissingFileError, open_source
 from pipelines.checkpoint import Checkpoint, open_checkpoint
 from pipelines.cluster_args import complete_args, plan_resources, refuse_out_of_reach
 from pipelines.expected import expected_parts
-from pipelines.exporting.manifest import KIND
+from pipelines.exporting.manifest import ADAPTER_KIND, KIND
 from pipelines.exporting.planning import Export, options_of, plan_export
 from pipelines.exporting.repository import CONFIG
 from pipelines.exporting.work import Task
@@ -46,8 +46,8 @@ _CODE_SLACK = 0.07
 
 
 def is_export(output: str) -> bool:
-    """Whether a directory is a repository that ``export`` wrote."""
-    return _manifest(output).get("kind") == KIND
+    """Whether a directory is a repository, or an adapter's folder, that ``export`` wrote."""
+    return _manifest(output).get("kind") in (KIND, ADAPTER_KIND)
 
 
 def _manifest(output: str) -> dict[str, Any]:
@@ -87,18 +87,22 @@ def verify_export(
     """
     refuse_out_of_reach(source, output, beam_args)
     manifest = _manifest(output)
+    if manifest.get("kind") == ADAPTER_KIND:
+        from pipelines.exporting.adapter_verify import verify_adapter
+
+        return verify_adapter(manifest, source, output, config, sample, beam_args, show_progress)
     export = plan_export(options_of(manifest["options"], source=source, config=config))
     export.plan.require()
     written = open_checkpoint(output)
-    found = [*_plan_differences(export, manifest), *_header_differences(export.plan, written)]
+    found = [*plan_differences(export, manifest), *header_differences(export.plan, written.tensors, written.metadata)]
     found += _file_differences(export, written)
     if found:
         return Verdict(output, 0, 0, 0, tuple(found))
     with open_findings(output, not choose_engine(beam_args).is_local) as findings:
-        return _compare(export, output, manifest, sample, findings, beam_args, show_progress)
+        return compare_tensors(export, output, manifest, sample, findings, beam_args, show_progress)
 
 
-def _compare(
+def compare_tensors(
     export: Export,
     output: str,
     manifest: Mapping[str, Any],
@@ -107,6 +111,7 @@ def _compare(
     beam_args: tuple[str, ...],
     show_progress: bool,
 ) -> Verdict:
+    """Compares every tensor of an export with its source, or a sample of them."""
     plan, places = export.plan, all_places(export.plan.shards)
     chosen = list(sampled(plan.items(), sample, plan.digest))
     items_path = findings.share_items("".join(_line(one, manifest, places, plan) for one in chosen))
@@ -245,7 +250,8 @@ def compare_codes(part: Part, wanted: np.ndarray, codes: np.ndarray, scales: np.
     return [] if now == told else [Difference(part.spec.key, where, f"digest {told} (manifest)", now)]
 
 
-def _plan_differences(export: Export, manifest: Mapping[str, Any]) -> Iterator[Difference]:
+def plan_differences(export: Export, manifest: Mapping[str, Any]) -> Iterator[Difference]:
+    """Whether source and plan are those that the manifest tells of."""
     if manifest["source_digest"] != export.plan.source_digest:
         found = "other metadata: not the checkpoint that was exported, or --config has changed"
         yield Difference("source", export.source.item.path, f"metadata {manifest['source_digest'][:16]}…", found)
@@ -254,17 +260,25 @@ def _plan_differences(export: Export, manifest: Mapping[str, Any]) -> Iterator[D
                          "Tensorferry")  # fmt: skip
 
 
-def _header_differences(plan: ExportPlan, written: Checkpoint) -> Iterator[Difference]:
-    """What the files' own headers and index say, against the plan."""
-    found = {name: (tensor.dtype, list(tensor.shape)) for name, tensor in written.tensors.items()}
+def header_differences(
+    plan: ExportPlan, tensors: Mapping[str, StoredTensor], metadata: Mapping[str, Mapping[str, str]]
+) -> Iterator[Difference]:
+    """What the files' own headers say, against the plan.
+
+    Args:
+      plan: of the export.
+      tensors: by name, as the headers tell.
+      metadata: file to its header's free text.
+    """
+    found = {name: (tensor.dtype, list(tensor.shape)) for name, tensor in tensors.items()}
     wanted = {spec.key: (spec.dtype, list(spec.shape)) for spec in plan.specs}
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             told, there = wanted.get(name, "no such tensor"), found.get(name, "no such tensor")
             yield Difference(name, "header", str(told), str(there))
-    for file, metadata in written.metadata.items():
-        if metadata != {"format": "pt"}:
-            yield Difference(file, "__metadata__", "{'format': 'pt'}", str(metadata))
+    for file, told in metadata.items():
+        if told != {"format": "pt"}:
+            yield Difference(file, "__metadata__", "{'format': 'pt'}", str(told))
 
 
 def _file_differences(export: Export, written: Checkpoint) -> Iterator[Difference]:
