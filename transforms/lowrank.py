@@ -1,9 +1,9 @@
 """W + scale B A with the same bits however W is cut, and whatever multiplies B by A.
 
 A sum of products in floating point depends on its order, and so on the library, the machine and the shape of the
-region. Here every entry of A and B is first rounded to a grid that is common to its column of A or row of B, of just
-so many bits that any sum over the rank fits into float64 without rounding: 24 for a rank up to 32, 22 for 512. That
-loses no more than float32 products and sums do, and makes the product exact in any order.
+region. Here every entry of A and B is first split into a high and a low limb on grids common to its column of A or row
+of B, of just so many bits (24 for a rank up to 32, 22 for 512) that a sum of products of limbs over the rank is exact
+in float64, in any order. High times high, and the two products of high and low, add up to far more than float32 holds.
 """
 
 import numpy as np
@@ -13,6 +13,8 @@ from transforms.cast import cast, cast_into
 # Scratch of about 2 MiB: a product in float64, and its sum with the weights in float32.
 _STRIP_ITEMS = 1 << 17
 _EXACT_BITS = 53
+
+Limbs = tuple[np.ndarray, ...]
 
 
 def add_product(
@@ -45,43 +47,58 @@ def add_product(
         own_a = a[n * rank : (n + 1) * rank]
         own_b = b.reshape(len(b), rank, experts)[:, :, first_expert + n]
         left, right = (own_a.T, own_b.T) if transposed else (own_b, own_a)
-        _add(target, some, on_grid(left, 1), on_grid(right, 0), scale)
+        _add(target, some, limbs(left, 1), limbs(right, 0), scale)
 
 
-def _add(out: np.ndarray, values: np.ndarray, left: np.ndarray, right: np.ndarray, scale: float) -> None:
+def _add(out: np.ndarray, values: np.ndarray, left: Limbs, right: Limbs, scale: float) -> None:
     step = max(1, _STRIP_ITEMS // max(1, out.shape[1]))
     for row in range(0, len(out), step):
-        product = left[row : row + step] @ right
+        product = _product(tuple(limb[row : row + step] for limb in left), right)
         np.multiply(product, scale, out=product)
         added = product.astype(np.float32)
+        # A zero from a multiplication may have either sign.
+        added += np.float32(0)
         with np.errstate(all="ignore"):
             np.add(added, cast(values[row : row + step], "float32"), out=added)
         cast_into(out[row : row + step], added)
 
 
-def on_grid(factor: np.ndarray, axis: int) -> np.ndarray:
-    """A factor in float64, its entries along the rank rounded to a grid of their largest.
+def _product(left: Limbs, right: Limbs) -> np.ndarray:
+    """Three exact products, added in one order; those of zeros are left out."""
+    product = left[0] @ right[0]
+    small = [one @ other for one, other in ((left[0], right[1]), (left[1], right[0])) if one.any() and other.any()]
+    return product + sum(small[1:], small[0]) if small else product
+
+
+def limbs(factor: np.ndarray, axis: int) -> Limbs:
+    """A factor as a sum of two, each with its entries along the rank on a grid common to them.
 
     Args:
       factor: two axes, finite.
       axis: that of the rank.
     """
-    out = np.empty(factor.shape, np.float64)
-    bits = grid_bits(factor.shape[axis])
-    step = max(1, _STRIP_ITEMS // max(1, factor.shape[axis]))
+    high, low = np.empty(factor.shape, np.float64), np.empty(factor.shape, np.float64)
+    bits = limb_bits(factor.shape[axis])
+    step = max(1, _STRIP_ITEMS // 4 // max(1, factor.shape[axis]))
     for start in range(0, factor.shape[1 - axis], step):
         at = (slice(None),) * (1 - axis) + (slice(start, start + step),)
         wide = factor[at].astype(np.float64)
         _, exponent = np.frexp(np.abs(wide).max(axis, keepdims=True))
-        np.ldexp(wide, bits - exponent, out=wide)
-        np.ldexp(np.rint(wide, out=wide), exponent - bits, out=out[at])
-    return out
+        _round_to(wide, exponent - bits, high[at])
+        _round_to(wide - high[at], exponent - 2 * bits, low[at])
+    return high, low
 
 
-def grid_bits(rank: int) -> int:
-    """Bits of an entry so that a sum of ``rank`` products of two such is exact in float64.
+def _round_to(values: np.ndarray, exponent: np.ndarray, out: np.ndarray) -> None:
+    """Rounds to multiples of two to the power of an exponent."""
+    steps = np.ldexp(values, -exponent)
+    np.ldexp(np.rint(steps, out=steps), exponent, out=out)
 
-    >>> grid_bits(1), grid_bits(16), grid_bits(64), grid_bits(512)
+
+def limb_bits(rank: int) -> int:
+    """Bits of a limb so that a sum of ``rank`` products of two limbs is exact in float64.
+
+    >>> limb_bits(1), limb_bits(16), limb_bits(64), limb_bits(512)
     (26, 24, 23, 22)
     """
     return (_EXACT_BITS - (rank - 1).bit_length()) // 2

@@ -18,7 +18,8 @@ from mappings.tensors import LogicalTensor
 from transforms.dtypes import stored_bytes
 
 FACTORS = ("lora_a", "lora_b")
-_WIDE_BYTES = 8
+# Two limbs in float64.
+_WIDE_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def factor_boxes(logical: LogicalTensor, box: Box) -> dict[str, Box]:
 
 
 def factor_bytes(logical: LogicalTensor, box: Box) -> tuple[int, int]:
-    """Bytes of A and B read for a region of a merged weight, and bytes held of them, in float64 too."""
+    """Bytes of A and B read for a region of a merged weight, and bytes held of them, as limbs too."""
     boxes = factor_boxes(logical, box)
     shapes = {role: tuple(stop - start for start, stop in one) for role, one in boxes.items()}
     read = sum(stored_bytes(logical.stored[role].dtype, shape) for role, shape in shapes.items())
