@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from mappings.problems import FerryError, PlanError
+from pipelines.kvstores import gcs_by_grpc
 
 COMMANDS = {
     "plan": "show what would be written, from headers only",
@@ -60,8 +61,16 @@ def build_parser() -> argparse.ArgumentParser:
         )
         module.add_arguments(command)
         command.add_argument("--debug", action="store_true", help="show the traceback of a failure")
+        _add_gcs_grpc(command)
         command.set_defaults(run=module.run)
     return parser
+
+
+def _add_gcs_grpc(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--gcs-grpc", action="store_true",
+        help="arrays and receipts on gs:// by gRPC, here and on workers: for machines inside Google Cloud",
+    )  # fmt: skip
 
 
 def convert_options() -> dict[str, bool]:
@@ -73,6 +82,7 @@ def convert_actions() -> list[argparse.Action]:
     """The options of ``convert`` as argparse knows them, in the order of its help."""
     parser = argparse.ArgumentParser(add_help=False)
     importlib.import_module("pipelines.commands.convert").add_arguments(parser)
+    _add_gcs_grpc(parser)
     return list(parser._actions)
 
 
@@ -89,7 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rest and not takes_beam:
         build_parser().error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        return args.run(args, rest) if takes_beam else args.run(args)
+        with gcs_by_grpc(args.gcs_grpc):
+            return args.run(args, rest) if takes_beam else args.run(args)
     except PlanError as error:
         if args.command in _READERS:
             return _tell(FerryError(str(error)), args.debug)

@@ -2,6 +2,8 @@
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,10 @@ if TYPE_CHECKING:
 _COPY_THREADS = 1
 # How TensorStore talks to buckets: JSON over HTTP, or gRPC where the bucket and the network have it.
 GCS_DRIVER = "TENSORFERRY_GCS_DRIVER"
-_GCS_DRIVERS = ("gcs", "gcs_grpc")
+GCS_GRPC = "gcs_grpc"
+_GCS_DRIVERS = ("gcs", GCS_GRPC)
+# Where gRPC goes instead of Google's own address: a private endpoint, or a server of the tests.
+GCS_GRPC_ENDPOINT = "TENSORFERRY_GCS_GRPC_ENDPOINT"
 
 
 def is_local(url: str) -> bool:
@@ -33,22 +38,36 @@ def kvstore(url: str) -> dict[str, Any]:
         return {"driver": "file", "path": os.path.abspath(url).rstrip("/") + "/"}
     scheme, _, rest = url.partition("://")
     bucket, _, path = rest.strip("/").partition("/")
-    # Untested on the real service; the common emulator ignores write preconditions, so it proves nothing about OCDBT.
     if scheme == "gs" and bucket:
-        return {"driver": _gcs_driver(), "bucket": bucket, "path": f"{path}/" if path else ""}
+        return {**_gcs_driver(), "bucket": bucket, "path": f"{path}/" if path else ""}
     raise FerryError(str(Problem(url, "a local path or gs://bucket/path", url, "Give one of those.")))
 
 
-def _gcs_driver() -> str:
+def _gcs_driver() -> dict[str, str]:
     driver = os.environ.get(GCS_DRIVER) or _GCS_DRIVERS[0]
     if driver not in _GCS_DRIVERS:
         raise FerryError(str(Problem(GCS_DRIVER, " or ".join(_GCS_DRIVERS), driver, "Correct or unset it.")))
-    return driver
+    endpoint = os.environ.get(GCS_GRPC_ENDPOINT)
+    return {"driver": driver, "endpoint": endpoint} if driver == GCS_GRPC and endpoint else {"driver": driver}
 
 
 def worker_environment() -> dict[str, str]:
     """Variables of this process that workers elsewhere must have too."""
-    return {GCS_DRIVER: os.environ[GCS_DRIVER]} if os.environ.get(GCS_DRIVER) else {}
+    return {name: os.environ[name] for name in (GCS_DRIVER, GCS_GRPC_ENDPOINT) if os.environ.get(name)}
+
+
+@contextmanager
+def gcs_by_grpc(wanted: bool) -> Iterator[None]:
+    """Lets TensorStore talk to buckets by gRPC, here and in workers, until the ``with`` block ends."""
+    before = os.environ.get(GCS_DRIVER)
+    if wanted:
+        os.environ[GCS_DRIVER] = GCS_GRPC
+    try:
+        yield
+    finally:
+        if wanted:
+            os.environ.pop(GCS_DRIVER)
+            os.environ.update({GCS_DRIVER: before} if before is not None else {})
 
 
 def below(store: dict[str, Any], *names: str) -> dict[str, Any]:

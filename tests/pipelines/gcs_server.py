@@ -156,6 +156,13 @@ class Gcs:
     def get(self, bucket: str, name: str) -> bytes:
         return self._call("GET", f"/storage/v1/b/{bucket}/o/{quote(name, safe='')}?alt=media")
 
+    def describe(self, bucket: str, name: str) -> dict[str, Any] | None:
+        """What the store tells of an object: ``generation``, ``size``, ``crc32c``, …"""
+        try:
+            return json.loads(self._call("GET", f"/storage/v1/b/{bucket}/o/{quote(name, safe='')}"))
+        except urllib.error.HTTPError:
+            return None
+
     def delete(self, bucket: str, name: str) -> None:
         self._call("DELETE", f"/storage/v1/b/{bucket}/o/{quote(name, safe='')}")
 

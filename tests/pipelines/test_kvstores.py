@@ -1,4 +1,4 @@
-"""Specs of TensorStore's stores, parsed by TensorStore itself. No gRPC server is at hand, so nothing connects."""
+"""Specs of TensorStore's stores, parsed by TensorStore itself; nothing connects."""
 
 import pickle
 from typing import Any
