@@ -13,7 +13,7 @@ from mappings.arrays import Use
 from mappings.compiled import CompiledRule, source_shape
 from mappings.problems import Problem
 from mappings.scale_grid import Blocks, ScaleGrid, fit_grids
-from mappings.schemes import scheme_of
+from mappings.schemes import is_low_bit, is_merged, scheme_of
 from mappings.schemes.base import CarryPlan
 from mappings.schemes.scaled import expand
 from mappings.tensors import LogicalTensor
@@ -92,7 +92,7 @@ class _Carrier:
                 yield from self._carried(some, *kind)
 
     def _is_low_bit(self, name: str) -> bool:
-        return name in self._given and scheme_of(self._given[name]) is not None
+        return name in self._given and is_low_bit(self._given[name])
 
     def _kind(self, rules: Sequence[CompiledRule], at: Mapping[str, int]) -> Kind | None:
         """Dtype of the codes and blocks, when all sources of an array are carried alike; None when they are not."""
@@ -109,6 +109,9 @@ class _Carrier:
 
     def _plan_of(self, tensor: LogicalTensor) -> CarryPlan | None:
         scheme = scheme_of(tensor)
+        if is_merged(tensor):
+            self._problems |= {tensor.name: _merged(tensor)} if is_low_bit(tensor) else {}
+            return None
         plan = scheme.carry(tensor) if scheme else None
         if scheme and plan is None:
             self._problems[tensor.name] = _cannot(tensor, scheme.describe(tensor))
@@ -185,6 +188,16 @@ def _cannot(tensor: LogicalTensor, found: str) -> Problem:
         found,
         "Use --dtype bfloat16 or float32, which dequantise it.",
         file=next(iter(tensor.stored.values())).file,
+    )
+
+
+def _merged(tensor: LogicalTensor) -> Problem:
+    return Problem(
+        tensor.name,
+        "a weight that stays as it is, which --dtype source can carry",
+        "one that an adapter is merged into: its codes would have to be made anew",
+        "Use --dtype bfloat16 or float32, which dequantise it.",
+        file=tensor.stored["lora_a"].file,
     )
 
 

@@ -76,7 +76,8 @@ def convert(options: ConversionOptions, output: OutputOptions, say: Say) -> Outc
       FerryError: anything else; nothing was committed, and the same command resumes.
     """
     output.require()
-    refuse_out_of_reach(options.lora_only or options.source, output.output, output.beam_args)
+    for source in filter(None, (options.lora_only or options.source, options.lora)):
+        refuse_out_of_reach(source, output.output, output.beam_args)
     conversion = plan_conversion(options)
     conversion.plan.require()
     compare_tied(conversion)
@@ -218,7 +219,8 @@ class _Conversion:
 
     def _work(self) -> FerryWork:
         bound = self.options.target.worker_memory_bytes
-        return FerryWork(self.conversion.source.url, self.sink, self.run.receipts, bound, uuid.uuid4().hex)
+        source, token = self.conversion.source.url, uuid.uuid4().hex
+        return FerryWork(source, self.sink, self.run.receipts, bound, token, self.options.lora)
 
     def _how(self, before: Done, todo: Iterable[WorkItem]) -> RunOptions:
         return RunOptions(
@@ -259,6 +261,8 @@ class _Conversion:
                 self.run.receipts.discard(item.id)
 
     def _refuse_changed_source(self) -> None:
+        if self.conversion.merge:
+            self.conversion.merge.refuse_changed()
         # Where the source can tell its revision, no header has to be read again.
         if self.conversion.revision and self.conversion.source.revision() == self.conversion.revision:
             return
@@ -274,6 +278,8 @@ class _Conversion:
         store_format = self.sink.store_format
         options = {**asdict(self.options), **asdict(self.output)}
         manifest = make_manifest(self.plan, self.conversion.checkpoint, options, self.receipts)
+        if self.conversion.merge:
+            manifest["adapter"] = self.conversion.merge.record()
 
         def write(step: Path) -> None:
             with quiet_orbax():

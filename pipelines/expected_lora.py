@@ -4,15 +4,35 @@ Entries of the factors are split into two limbs, whole multiples of a unit of th
 limbs are whole numbers below 2**53.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from mappings.geometry import Box
+from mappings.schemes.merged import FACTORS, factor_boxes
+from mappings.tensors import LogicalTensor, StoredTensor
 from transforms.lowrank import limb_bits
 
+Read = Callable[[StoredTensor, Box], np.ndarray]
+
 _STRIP_ITEMS = 1 << 17
+
+
+def merged_region(tensor: LogicalTensor, box: Box, base: np.ndarray, read: Read) -> np.ndarray:
+    """A box of a merged weight in float32, from the same box of its base.
+
+    Args:
+      tensor: the merged weight.
+      box: (start, stop) per axis.
+      base: its base there.
+      read: gives a box of a stored tensor.
+    """
+    boxes = factor_boxes(tensor, box)
+    a, b = (read(tensor.stored[role], boxes[role]) for role in FACTORS)
+    own = tensor.params["expert"]
+    return expected_merged(base, a, b, tensor.params, own if own >= 0 else box[0][0])
 
 
 def expected_merged(

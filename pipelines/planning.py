@@ -10,6 +10,7 @@ from mappings.plan import Plan, PlanOptions, make_plan
 from mappings.problems import PlanError, Problem
 from pipelines.byte_source import ByteSource, SourceError, open_source
 from pipelines.checkpoint import Checkpoint, open_checkpoint
+from pipelines.lora_merge import LoraMerge, open_merge
 from pipelines.low_bit import bad_scales, gptq_notes, understand
 
 LM_HEAD = "lm_head.weight"
@@ -28,6 +29,7 @@ class ConversionOptions:
       lm_head: ``auto`` follows the checkpoint; ``tied`` leaves a stored head out; ``stored`` writes it although
         config.json ties it.
       lora_only: path or URL of a PEFT adapter that is converted alone; of the source only config and names count.
+      lora: path or URL of a PEFT adapter that is merged into the weights.
     """
 
     source: str
@@ -36,6 +38,7 @@ class ConversionOptions:
     target: PlanOptions = field(default_factory=PlanOptions)
     lm_head: str = "auto"
     lora_only: str = ""
+    lora: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Conversion:
       revision: the source's revision when it was planned; empty where it cannot tell.
       lora: MaxText's settings of an adapter that is converted alone; empty for a checkpoint.
       base: url of the model that such an adapter belongs to.
+      merge: the adapter that is merged into the weights.
     """
 
     checkpoint: Checkpoint
@@ -58,6 +62,7 @@ class Conversion:
     revision: str = ""
     lora: Mapping[str, Any] = field(default_factory=dict)
     base: str = ""
+    merge: LoraMerge | None = None
 
     @property
     def source(self) -> ByteSource:
@@ -67,7 +72,7 @@ class Conversion:
         """The options with what was opened in the place of what was named: a branch of a hub is a commit then."""
         if options.lora_only:
             return replace(options, source=self.base, lora_only=self.source.url)
-        return replace(options, source=self.source.url)
+        return replace(options, source=self.source.url, lora=self.merge.url if self.merge else "")
 
 
 def plan_conversion(options: ConversionOptions) -> Conversion:
@@ -75,7 +80,7 @@ def plan_conversion(options: ConversionOptions) -> Conversion:
 
     Raises:
       PlanError: the source cannot be read as a checkpoint, its low-bit tensors do not add up, or its family is not
-        known. Anything that goes wrong after that is among the plan's problems.
+        known, or an adapter does not fit it. Anything that goes wrong after that is among the plan's problems.
       FerryError: the source's URL cannot be read.
     """
     if options.lora_only:
@@ -91,14 +96,17 @@ def plan_conversion(options: ConversionOptions) -> Conversion:
         raise PlanError(problems)
     config = _with_head(Config(checkpoint.config), checkpoint, options.lm_head)
     _refuse_smaller_vocab(config, options.mapping.vocab_size)
-    family = make_family(config, found.logical.keys(), options.mapping, options.family)
-    digest = f"{checkpoint.digest}/{options.lm_head}"
-    plan = make_plan(family, found.logical, options.target, digest)
+    merge = open_merge(options.lora, found.logical) if options.lora else None
+    tensors = merge.merged.tensors if merge else found.logical
+    family = make_family(config, tensors.keys(), options.mapping, options.family)
+    digest = f"{checkpoint.digest}/{options.lm_head}" + (f"/{merge.digest}" if merge else "")
+    plan = make_plan(family, tensors, options.target, digest)
     ignored = {**plan.account.ignored, **dict(found.ignored)}
     account = replace(plan.account, ignored=ignored)
     plan = replace(plan, account=account, notes=(*plan.notes, *gptq_notes(checkpoint, found)))
     compare = plan.account.ties if options.lm_head == "auto" else ()
-    return Conversion(checkpoint, plan, compare, revision)
+    plan = merge.checked(plan) if merge else plan
+    return Conversion(checkpoint, plan, compare, revision, merge=merge)
 
 
 def source_digest(options: ConversionOptions) -> str:
@@ -142,4 +150,5 @@ def _has_alias(metadata: Collection[dict[str, Any]]) -> bool:
 def options_of(data: Mapping[str, Any], source: str) -> ConversionOptions:
     """The options that a manifest tells of, for the source at its present place."""
     mapping, target = FamilyOptions(**data["mapping"]), PlanOptions(**data["target"])
-    return ConversionOptions(source, data["family"], mapping, target, data["lm_head"], data.get("lora_only", ""))
+    adapters = data.get("lora_only", ""), data.get("lora", "")
+    return ConversionOptions(source, data["family"], mapping, target, data["lm_head"], *adapters)

@@ -12,21 +12,23 @@ import numpy as np
 
 from mappings.geometry import Box
 from mappings.plan import Plan
-from mappings.problems import FerryError
-from mappings.schemes import scheme_of
+from mappings.problems import FerryError, Problem
+from mappings.schemes import is_merged, merged_base, scheme_of
 from mappings.tensors import LogicalTensor, StoredTensor
 from mappings.work import Part, WorkItem
 from pipelines.beam_args import choose_engine
 from pipelines.bucket_receipts import BucketReceipts
-from pipelines.byte_source import ByteSource, LocalSource, open_source
+from pipelines.byte_source import ByteSource, LocalSource
 from pipelines.cluster_args import complete_args, plan_resources, refuse_out_of_reach
 from pipelines.decode_region import decode_region
 from pipelines.expected import expected_parts
+from pipelines.expected_lora import merged_region
 from pipelines.findings import Findings, open_findings
 from pipelines.kvstores import is_local, store_words
+from pipelines.lora_source import WithAdapter, open_with_adapter
 from pipelines.memory import shared_budget
 from pipelines.orbax_view import OrbaxItem, find_item, open_item, read_manifest, read_region
-from pipelines.planning import Conversion, options_of, plan_conversion
+from pipelines.planning import Conversion, ConversionOptions, options_of, plan_conversion
 from pipelines.receipts import Receipts
 from pipelines.regions import Scratch, read_box
 from pipelines.runner import run_items
@@ -80,7 +82,12 @@ class Verdict:
 
 
 def verify(
-    source: str, output: str, sample: float = 1.0, beam_args: tuple[str, ...] = (), show_progress: bool = True
+    source: str,
+    output: str,
+    sample: float = 1.0,
+    beam_args: tuple[str, ...] = (),
+    show_progress: bool = True,
+    lora: str = "",
 ) -> Verdict:
     """Compares a checkpoint with its source.
 
@@ -88,6 +95,7 @@ def verify(
       source: the checkpoint it was converted from; all other choices are in the manifest.
       output: the output directory, a step, or an item.
       sample: share of the work items to compare, above 0 up to 1; at least one per array.
+      lora: the adapter that was merged, where it is not at the place that the manifest tells.
 
     Raises:
       FerryError: there is no checkpoint or no manifest, or the source cannot be read.
@@ -95,7 +103,7 @@ def verify(
     refuse_out_of_reach(source, output, beam_args)
     item = find_item(output)
     manifest = read_manifest(item)
-    conversion = plan_conversion(options_of(manifest["options"], source))
+    conversion = plan_conversion(_options(manifest, source, item, lora))
     conversion.plan.require()
     other = tuple(_source_differences(conversion, manifest))
     if other:
@@ -104,6 +112,15 @@ def verify(
     with open_findings(item, not choose_engine(beam_args).is_local) as findings:
         verdict = _compare(conversion, item, manifest, sample, findings, beam_args, show_progress)
     return replace(verdict, differences=tree + verdict.differences)
+
+
+def _options(manifest: Mapping[str, Any], source: str, item: str, lora: str) -> ConversionOptions:
+    """The options that a checkpoint was made by, for source and adapter at their present places."""
+    options = options_of(manifest["options"], source)
+    if lora and not options.lora:
+        fix = "Leave --lora out, or convert with it."
+        raise FerryError(str(Problem(item, "a checkpoint with an adapter merged", "one without", fix)))
+    return replace(options, lora=lora or options.lora)
 
 
 def _compare(
@@ -119,7 +136,8 @@ def _compare(
     chosen = list(sampled(plan.items(), sample, plan.digest))
     items_path = findings.share_items("".join(_line(one, manifest) for one in chosen))
     bound = plan.options.worker_memory_bytes
-    work = VerifyWork(conversion.source.url, open_item(item), findings.receipts, bound, uuid.uuid4().hex)
+    source, adapter = conversion.source.url, conversion.merge.url if conversion.merge else ""
+    work = VerifyWork(source, open_item(item), findings.receipts, bound, uuid.uuid4().hex, adapter)
     is_far = not (is_local(item) and is_local(conversion.source.url))
     args = complete_args(beam_args, plan_resources(plan), findings.scratch, is_far)
     run_items(items_path, [one.write_bytes for one in chosen], work, findings.how(chosen, args, show_progress))
@@ -167,6 +185,7 @@ class VerifyWork:
       receipts: where findings go.
       worker_memory_bytes: bound on tensor bytes held at once.
       run_token: names the run for the shared budget.
+      adapter: url of the adapter that was merged; empty for none.
     """
 
     source: str
@@ -174,6 +193,7 @@ class VerifyWork:
     receipts: Receipts | BucketReceipts
     worker_memory_bytes: int
     run_token: str
+    adapter: str = ""
 
     def setup(self) -> None:
         """Nothing to prepare."""
@@ -181,7 +201,7 @@ class VerifyWork:
     def __call__(self, item: dict[str, Any]) -> dict[str, Any]:
         one = WorkItem.from_json(item)
         with shared_budget(self.run_token, self.worker_memory_bytes).admit(held_bytes(one)):
-            receipt = compare_item(one, item["digests"], self.item, open_source(self.source))
+            receipt = compare_item(one, item["digests"], self.item, open_with_adapter(self.source, self.adapter))
         self.receipts.add(one.id, receipt)
         return receipt
 
@@ -190,7 +210,8 @@ def held_bytes(item: WorkItem) -> int:
     """Tensor bytes that comparing an item holds: what is expected, what it is made of, and the largest part as read
     together with its mask."""
     largest = max(part.nbytes for part in item.parts)
-    return item.write_bytes + 3 * largest + 3 * max(item.read_bytes // max(1, len(item.reads)), 1)
+    read = 3 * max(item.read_bytes // max(1, len(item.reads)), 1)
+    return item.write_bytes + 3 * largest + read + item.factor_bytes
 
 
 def compare_item(item: WorkItem, digests: list[str], target: OrbaxItem, source: ByteSource) -> dict[str, Any]:
@@ -227,6 +248,9 @@ def _unreadable(part: Part, error: FerryError) -> Difference:
 
 def source_region(source: ByteSource, tensor: LogicalTensor, box: Box) -> np.ndarray:
     """A box of a logical tensor, by mapped files where they are local."""
+    if is_merged(tensor):
+        base = source_region(source, merged_base(tensor), box)
+        return merged_region(tensor, box, base, lambda stored, part: _mapped(source, stored, part))
     scheme = scheme_of(tensor)
     if scheme is None:
         return _mapped(source, tensor.stored["values"], box)
@@ -236,9 +260,10 @@ def source_region(source: ByteSource, tensor: LogicalTensor, box: Box) -> np.nda
 
 
 def _mapped(source: ByteSource, stored: StoredTensor, box: Box) -> np.ndarray:
+    source, file = source.place(stored.file) if isinstance(source, WithAdapter) else (source, stored.file)
     if not isinstance(source, LocalSource):
-        return read_box(source, stored, box, Scratch())
-    path, dtype = os.path.join(source.root, stored.file), numpy_dtype(stored.dtype)
+        return read_box(source, replace(stored, file=file), box, Scratch())
+    path, dtype = os.path.join(source.root, file), numpy_dtype(stored.dtype)
     whole = np.memmap(path, np.uint8, "r", stored.offset, stored.nbytes).view(dtype).reshape(stored.shape)
     return np.array(whole[tuple(slice(*span) for span in box)])
 
@@ -286,6 +311,9 @@ def _source_differences(conversion: Conversion, manifest: Mapping[str, Any]) -> 
         wanted = f"headers {manifest['source_digest'][:16]}…, as converted"
         found = f"{conversion.checkpoint.digest[:16]}…: not the checkpoint that was converted"
         yield Difference("source", conversion.checkpoint.root, wanted, found)
+    elif conversion.merge and manifest["adapter"]["digest"] != conversion.merge.digest:
+        wanted, found = f"{manifest['adapter']['digest'][:16]}…, as merged", f"{conversion.merge.digest[:16]}…"
+        yield Difference("adapter", conversion.merge.url, wanted, f"{found}: not the adapter that was merged")
     elif manifest["plan_digest"] != conversion.plan.digest:
         yield Difference("plan", "digest", manifest["plan_digest"], f"{conversion.plan.digest}: made by other options "
                          "or another version of Tensorferry")  # fmt: skip

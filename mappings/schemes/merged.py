@@ -20,6 +20,8 @@ from transforms.dtypes import stored_bytes
 FACTORS = ("lora_a", "lora_b")
 # Two limbs in float64.
 _WIDE_BYTES = 16
+# The geometry of a weight that is read as stored.
+_PLAIN = Scheme("plain", "")
 
 
 @dataclass(frozen=True)
@@ -42,17 +44,17 @@ class Merged(Scheme):
 
     def stored_box(self, logical: LogicalTensor, box: Box) -> dict[str, Box]:
         base, scheme = self._base(logical)
-        return {**(scheme.stored_box(base, box) if scheme else {"values": box}), **factor_boxes(logical, box)}
+        own = {"values": box} if scheme is _PLAIN else scheme.stored_box(base, box)
+        return {**own, **factor_boxes(logical, box)}
 
     def kernel_args(self, logical: LogicalTensor, box: Box) -> dict[str, Any]:
         base, scheme = self._base(logical)
-        params, own = logical.params, {}
-        base_args = scheme.kernel_args(base, box) if scheme else {}
-        if "order" in base_args:
-            own["order"] = base_args["order"]
+        params = logical.params
+        base_args = {} if scheme is _PLAIN else scheme.kernel_args(base, box)
         first, _ = _experts(logical, box)
-        return own | {
-            "base": scheme.kernel if scheme else "",
+        return {
+            **({"order": base_args["order"]} if "order" in base_args else {}),
+            "base": scheme.kernel,
             "base_args": base_args,
             "scale": params["scale"],
             "rank": params["rank"],
@@ -63,33 +65,32 @@ class Merged(Scheme):
 
     def granularity(self, logical: LogicalTensor) -> tuple[int, ...]:
         base, scheme = self._base(logical)
-        return scheme.granularity(base) if scheme else super().granularity(base)
+        return scheme.granularity(base)
 
     def shared_runs(self, logical: LogicalTensor) -> tuple[int, ...]:
         base, scheme = self._base(logical)
-        return scheme.shared_runs(base) if scheme else super().shared_runs(base)
+        return scheme.shared_runs(base)
 
     def memory_order(self, logical: LogicalTensor) -> tuple[int, ...]:
         base, scheme = self._base(logical)
-        return scheme.memory_order(base) if scheme else super().memory_order(base)
+        return scheme.memory_order(base)
 
     def stored_order(self, logical: LogicalTensor) -> tuple[int, ...]:
         base, scheme = self._base(logical)
-        return scheme.stored_order(base) if scheme else super().stored_order(base)
+        return scheme.stored_order(base)
 
     def scale_rules(self, logical: LogicalTensor) -> dict[str, tuple[str, str]]:
         base, scheme = self._base(logical)
-        return scheme.scale_rules(base) if scheme else {}
+        return scheme.scale_rules(base)
 
     def describe(self, logical: LogicalTensor) -> str:
         base, scheme = self._base(logical)
-        params = logical.params
-        into = f" into {scheme.describe(base)}" if scheme else ""
-        return f"lora r={params['rank']} x {params['scale']:.6g}{into}"
+        into = "" if scheme is _PLAIN else f" into {scheme.describe(base)}"
+        return f"lora r={logical.params['rank']} x {logical.params['scale']:.6g}{into}"
 
-    def _base(self, logical: LogicalTensor) -> tuple[LogicalTensor, Scheme | None]:
+    def _base(self, logical: LogicalTensor) -> tuple[LogicalTensor, Scheme]:
         base = self.base(logical)
-        return base, None if base.scheme == "plain" else self.registry[base.scheme]
+        return base, _PLAIN if base.scheme == "plain" else self.registry[base.scheme]
 
 
 def _experts(logical: LogicalTensor, box: Box) -> tuple[int, int]:

@@ -40,7 +40,11 @@ def add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
         "--source", required=True, metavar="PATH",
         help="a Hugging Face checkpoint: a folder, gs://bucket/path, hf://org/repo[@revision] or https://host/path/",
     )  # fmt: skip
-    parser.add_argument(
+    adapters = parser.add_mutually_exclusive_group()
+    adapters.add_argument(
+        "--lora", default="", metavar="PATH", help="merge this PEFT adapter into the weights, in float32, on the way"
+    )
+    adapters.add_argument(
         "--lora-only", default="", metavar="PATH",
         help="convert this PEFT adapter alone, for MaxText's lora_restore_path; of --source only config.json and names "
         "are read",
@@ -101,4 +105,5 @@ def conversion_options(args: argparse.Namespace) -> ConversionOptions:
         target=PlanOptions(args.scan_layers, dtype, args.chunk_bytes, args.worker_memory_bytes, args.scale_layout),
         lm_head=args.lm_head,
         lora_only=absolute(args.lora_only) if args.lora_only else "",
+        lora=absolute(args.lora) if args.lora else "",
     )

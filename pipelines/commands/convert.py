@@ -14,6 +14,7 @@ examples:
   tensorferry convert --source Llama-3.1-8B --output checkpoints/llama
   tensorferry convert --source Mixtral-8x7B --output checkpoints/mixtral --format ocdbt --worker-memory-bytes 512MiB
   tensorferry convert --source Qwen3-30B --output checkpoints/qwen --direct_num_workers 8
+  tensorferry convert --source Llama-3.1-8B --lora my-adapter --output checkpoints/tuned
   tensorferry convert --lora-only my-adapter --source Llama-3.1-8B --output adapters/mine
 
 exit codes: 0 done; 1 it failed and nothing was committed, the same command resumes; 2 the plan does not add up.

@@ -15,6 +15,7 @@ EPILOG = """\
 examples:
   tensorferry plan --source Llama-3.1-8B
   tensorferry plan --source Llama-3.1-8B --no-scan-layers --dtype float32 --json plan.json
+  tensorferry plan --source Llama-3.1-8B --lora my-adapter
   tensorferry plan --source checkpoints/llama --config Llama-3.1-8B
 
 exit codes: 0 the plan adds up; 2 it does not, and every problem is listed.

@@ -13,6 +13,7 @@ EPILOG = """\
 examples:
   tensorferry verify --source Llama-3.1-8B --output checkpoints/llama
   tensorferry verify --source Llama-3.1-8B --output checkpoints/llama --sample 0.05
+  tensorferry verify --source Llama-3.1-8B --lora my-adapter --output checkpoints/tuned
   tensorferry verify --source checkpoints/llama --output exported/llama
 
 exit codes: 0 nothing differs; 1 it could not be compared; 3 something differs.
@@ -28,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--config", default="", metavar="PATH", help="for an export: the repository that it followed, if that has moved"
+    )
+    parser.add_argument(
+        "--lora", default="", metavar="PATH", help="for a merged adapter: where it is now, if that has moved"
     )
     parser.add_argument(
         "--sample", type=share, default=1.0, metavar="P",
@@ -52,17 +56,20 @@ def share(text: str) -> float:
 
 def run(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
     """Compares; 0 when nothing differs, 3 otherwise."""
+    from mappings.problems import FerryError
     from mappings.text import bytes_text
     from pipelines.convert import absolute
     from pipelines.exporting.verify import is_export, verify_export
     from pipelines.verify import verify
 
     source, output = absolute(args.source), absolute(args.output)
+    if is_export(output) and args.lora:
+        raise FerryError("--lora: an export merges no adapter. Leave it out.")
     if is_export(output):
         config = absolute(args.config) if args.config else ""
         verdict = verify_export(source, output, config, args.sample, tuple(beam_args))
     else:
-        verdict = verify(source, output, args.sample, tuple(beam_args))
+        verdict = verify(source, output, args.sample, tuple(beam_args), lora=absolute(args.lora) if args.lora else "")
     part = "" if args.sample >= 1 else f" (a sample of {args.sample:g})"
     compared = f"{verdict.arrays:,} arrays, {bytes_text(verdict.nbytes)}, {verdict.elements:,} elements"
     if not verdict.differences:

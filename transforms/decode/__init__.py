@@ -58,7 +58,13 @@ def run_kernel(
 
 
 def _decode_merged(
-    arrays: Mapping[str, np.ndarray], out: np.ndarray, *, base: str, base_args: Mapping[str, Any], **product: Any
+    arrays: Mapping[str, np.ndarray],
+    out: np.ndarray,
+    *,
+    base: str,
+    base_args: Mapping[str, Any],
+    order: Sequence[int] | None = None,
+    **product: Any,
 ) -> None:
     """Decodes a region of a weight, plain where ``base`` is empty, and adds a low-rank product to it.
 
@@ -67,6 +73,7 @@ def _decode_merged(
       out: float32 or bfloat16, the region.
       base: kernel of the weight.
       base_args: its plain values.
+      order: of the axes in memory, which the weight's own kernel knows.
       product: see :func:`transforms.lowrank.add_product`.
     """
     values = run_kernel(base, arrays, out.shape, base_args) if base else arrays["values"]
