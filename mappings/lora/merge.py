@@ -1,12 +1,14 @@
 """Merging an adapter: each weight that it touches becomes a weight with a product in it, before any rule sees it."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from mappings.arrays import FLOATS
 from mappings.families.spelling import PREFIXES, spelling
+from mappings.lora.experts import place_parameters
 from mappings.lora.peft import CONFIG_FILE, Adapter, Pair
 from mappings.problems import Problem
+from mappings.schemes import is_merged
 from mappings.tensors import LogicalTensor, StoredTensor
 
 # Where a stored tensor lies in the adapter's folder and not in the checkpoint's.
@@ -42,6 +44,7 @@ def merge_adapter(adapter: Adapter, tensors: Tensors) -> Merged:
         merger.replace(name, stored)
     for pair in adapter.pairs:
         merger.add(pair)
+    merger.add_parameters(adapter.parameters)
     merger.problems += _untouched(adapter, tensors)
     return merger.merged()
 
@@ -79,10 +82,29 @@ class _Merger:
         if problem is not None:
             self.problems.append(problem)
             return
-        product = Product(self.config.rank_of(pair.module), self.config.scale_of(pair.module), pair.is_embedding)
-        self.tensors[found] = product.into(base, pair)
-        self.sources[found] = (*self.sources.get(found, ()), pair.a.name, pair.b.name)
-        self.scales[found] = (product.rank, product.scale)
+        self._put(base, Product(*self._of(pair.module), pair.is_embedding), pair)
+
+    def add_parameters(self, pairs: Sequence[Pair]) -> None:
+        """Pairs of parameters without a module go into what the base holds of these."""
+        places, problems = place_parameters(pairs, self.config, self.tensors, self.names.find)
+        self.problems += problems
+        for place in places:
+            parameter = place.parameter
+            for share in parameter.shares:
+                rank, scale = self._of(parameter.name)
+                product = Product(rank, scale, place.transposed, parameter.experts, share.expert, share.row)
+                self._put(self.tensors[share.name], product, place.pair)
+
+    def _of(self, name: str) -> tuple[int, float]:
+        return self.config.rank_of(name), self.config.scale_of(name)
+
+    def _put(self, base: LogicalTensor, product: "Product", pair: Pair) -> None:
+        if is_merged(base):
+            self.problems.append(_twice(pair, base))
+            return
+        self.tensors[base.name] = product.into(base, pair)
+        self.sources[base.name] = (*self.sources.get(base.name, ()), pair.a.name, pair.b.name)
+        self.scales[base.name] = (product.rank, product.scale)
 
 
 @dataclass(frozen=True)
@@ -161,6 +183,11 @@ def _no_base(stored: StoredTensor, name: str) -> Problem:
         return Problem(stored.name, "an output head in the checkpoint", "none: it is tied to the embedding", fix,
                        file=stored.file)  # fmt: skip
     return Problem(stored.name, f"{name} in the checkpoint", "no tensor of this name", _OTHER_BASE, file=stored.file)
+
+
+def _twice(pair: Pair, base: LogicalTensor) -> Problem:
+    found = f"another one, {base.stored['lora_a'].name}"
+    return Problem(pair.a.name, f"the one pair for {base.name}", found, "Save one adapter alone.", file=pair.a.file)
 
 
 def _misshapen_whole(stored: StoredTensor, base: LogicalTensor) -> Problem:

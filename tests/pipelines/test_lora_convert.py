@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 from adapters import PREFIX, adapter_config, factors, merged, write_adapter
 from checkpoints import (
-    Sizes, llama_config, llama_expected, llama_tensors, qwen3_moe_config, qwen3_moe_expected, qwen3_moe_tensors,
+    Sizes,
+    llama_config,
+    llama_expected,
+    llama_tensors,
+    qwen3_moe_config,
+    qwen3_moe_expected,
+    qwen3_moe_tensors,
     write_checkpoint,
 )  # fmt: skip
 from exports import here
@@ -142,6 +148,62 @@ def test_experts_one_by_one(scan, tmp_path):
     convert(source, adapter(tmp_path, tensors, modules), tmp_path / "out", mode(scan))
     wanted = merged(weights, tensors, dict.fromkeys(modules, 2.0))
     assert_restores(tmp_path / "out", qwen3_moe_expected(wanted, SIZES, scan))
+
+
+def fused_adapter(folder: Path, old: bool, seed: int = 6) -> tuple[str, Arrays]:
+    """An adapter of parameters as PEFT saves it, and what it adds, by name of the parameter.
+
+    Args:
+      old: as PEFT 0.17 took them, which called the rows of such a parameter its inputs.
+    """
+    random = np.random.default_rng(seed)
+    tensors: Arrays = {}
+    added: Arrays = {}
+    count, both = SIZES.experts, {"gate_up_proj": (2 * SIZES.expert_mlp, 10), "down_proj": (10, SIZES.expert_mlp)}
+    ranks = {"gate_up_proj": 2, "down_proj": 4}
+    for layer in (0, 2):
+        module = f"model.layers.{layer}.mlp.experts"
+        # PEFT wraps the parameter that it meets first, so that is the inner one.
+        for name, wrapper in (("gate_up_proj", f"{module}.base_layer"), ("down_proj", module)):
+            (rows, cols), rank = both[name], ranks[name]
+            out, into = (cols, rows) if old else (rows, cols)
+            a = random.integers(-2, 3, (count * rank, into)).astype(np.float32)
+            b = random.integers(-2, 3, (out, rank * count)).astype(np.float32)
+            tensors[f"{PREFIX}{wrapper}.lora_A.weight"], tensors[f"{PREFIX}{wrapper}.lora_B.weight"] = a, b
+            spec = "ore,eri->eio" if old else "ore,eri->eoi"
+            product = np.einsum(spec, b.reshape(out, rank, count), a.reshape(count, rank, into))
+            added[f"{module}.{name}"] = 8 / rank * product
+    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    lora = adapter(folder, tensors, (), 2, 8, target_parameters=parameters, rank_pattern={"down_proj": 4})
+    return lora, added
+
+
+@MODES
+@pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
+def test_parameters_of_experts_in_one_tensor(old, scan, tmp_path):
+    weights = qwen3_moe_tensors(SIZES, fused=True)
+    source = write_checkpoint(tmp_path / "hf", qwen3_moe_config(SIZES), weights)
+    lora, added = fused_adapter(tmp_path, old)
+    convert(source, lora, tmp_path / "out", mode(scan))
+    wanted = weights | {name: weights[name].astype(np.float32) + product for name, product in added.items()}
+    assert_restores(tmp_path / "out", qwen3_moe_expected(wanted, SIZES, scan, fused=True))
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
+def test_parameters_of_experts_that_the_checkpoint_holds_one_by_one(old, tmp_path):
+    weights = qwen3_moe_tensors(SIZES)
+    source = write_checkpoint(tmp_path / "hf", qwen3_moe_config(SIZES), weights)
+    lora, added = fused_adapter(tmp_path, old)
+    convert(source, lora, tmp_path / "out")
+    wanted = dict(weights)
+    for name, product in added.items():
+        module, _, last = name.rpartition(".")
+        for expert in range(SIZES.experts):
+            parts = np.split(product[expert], 2) if last == "gate_up_proj" else [product[expert]]
+            for own, part in zip(("gate_proj", "up_proj") if len(parts) == 2 else ("down_proj",), parts, strict=True):
+                key = f"{module}.{expert}.{own}.weight"
+                wanted[key] = weights[key].astype(np.float32) + part
+    assert_restores(tmp_path / "out", qwen3_moe_expected(wanted, SIZES))
 
 
 @MODES
