@@ -215,10 +215,13 @@ class _Run:
 
     def _read_tally(self) -> Tally:
         from pipelines.beam_job import read_tally
+        from pipelines.byte_source import MissingFileError
 
         try:
             return read_tally(self.tally_path)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, MissingFileError) as error:
+            if self.options.commit:  # which removes it with the rest of the run, once every item is done
+                return Tally(done=len(self.item_sizes))
             sentence = f"The run ended without its tally at {self.tally_path}. {RESUME_HINT}"
             raise FerryError(f"{sentence} Details: {self.log_path}") from error
 

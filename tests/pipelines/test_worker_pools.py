@@ -16,6 +16,7 @@ import tiny_llama
 from mappings import items
 from mappings.plan import PlanOptions
 from mappings.problems import FerryError
+from pipelines import convert as converting
 from pipelines.beam_args import choose_engine
 from pipelines.cli import main
 from pipelines.convert import OutputOptions, convert
@@ -68,18 +69,19 @@ def source(tmp_path, monkeypatch) -> ConversionOptions:
     return ConversionOptions(folder, target=PlanOptions(chunk_bytes=400))
 
 
-@pytest.mark.slow
-def test_two_pools_write_what_one_process_writes(source, tmp_path, capsys):
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_two_pools_write_what_one_process_writes(source, tmp_path, capsys, workers):
     convert(source, OutputOptions(str(tmp_path / "here")), print)
     logs = [tmp_path / "pool-1.log", tmp_path / "pool-2.log"]
     with pool(logs[0]) as one, pool(logs[1]) as other:
-        args = ("--environment_type=EXTERNAL", f"--environment_config={one},{other}", "--direct_num_workers=3")
+        args = ("--environment_type=EXTERNAL", f"--environment_config={one},{other}", f"--direct_num_workers={workers}")
         outcome = convert(source, OutputOptions(str(tmp_path / "there"), beam_args=args), print)
-        assert main(["verify", "--source", source.source, "--output", str(tmp_path / "there"), *args]) == 0
-    assert outcome.redone_items > 10
-    assert [workers_of(log) for log in logs] == [4, 2]  # two and one for each of the commands
-    assert tree(tmp_path / "there") == tree(tmp_path / "here")
-    assert "no difference" in capsys.readouterr().out
+        assert [workers_of(log) for log in logs] == [workers - 1, 1]
+        assert outcome.redone_items > 10
+        assert tree(tmp_path / "there") == tree(tmp_path / "here")
+        if workers > 2:
+            assert main(["verify", "--source", source.source, "--output", str(tmp_path / "there"), *args]) == 0
+            assert "no difference" in capsys.readouterr().out
 
 
 _DEATH = """
@@ -112,6 +114,19 @@ def site_python(tmp_path: Path, site: Path) -> Path:
     script.write_text(f'#!/bin/sh\nPYTHONPATH="{site}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
     script.chmod(0o755)
     return folder
+
+
+@pytest.mark.slow
+def test_a_worker_of_a_pool_commits(gcs, bucket, tmp_path, monkeypatch):
+    """The launcher keeps its hands off, as if it had gone."""
+    gcs.put_all(bucket, "m", tiny_llama.files())
+    monkeypatch.setattr(converting._Conversion, "_write_metadata", None)
+    with pool(tmp_path / "pool.log") as address:
+        args = ["--environment_type=EXTERNAL", f"--environment_config={address}", "--commit-in-job"]
+        places = ["--source", f"gs://{bucket}/m", "--output", f"gs://{bucket}/out"]
+        assert main(["convert", *places, *args]) == 0
+    assert "out/0/commit_success.txt" in gcs.names(bucket)
+    assert not gcs.names(bucket, "out/.tensorferry-0/")
 
 
 def test_a_pool_that_is_not_there_is_a_sentence(source, tmp_path):
