@@ -11,7 +11,8 @@ from mappings.problems import Problem
 from mappings.rule import PlainRule
 
 PREFIX = "base_model.model."
-_INDEX = re.compile(r"\{[\w.]+\}")
+_LEVEL, _ANY = "-", "*"
+_LAYER = re.compile(r"(?<=layers_)\d+")
 
 
 @dataclass(frozen=True)
@@ -20,30 +21,38 @@ class AdapterFamily(Family):
 
     Attributes:
       plain: its rules, with their mode resolved.
-      kernels: names of the kernels that it adapts, such as ``params-decoder-layers_{layer}-mlp-wo-kernel``.
       modules: the Hugging Face modules that it adapts, such as ``model.layers.0.mlp.down_proj``.
+      module_path: MaxText's ``lora_module_path``: a regular expression for the modules whose kernels are adapted.
     """
 
     plain: tuple[PlainRule, ...] = ()
-    kernels: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
+    module_path: str = ""
 
     def plain_rules(self, scan_layers: bool) -> tuple[PlainRule, ...]:
         return self.plain
 
-    @property
-    def module_path(self) -> str:
-        """MaxText's ``lora_module_path``: a regular expression for the modules whose kernels are adapted.
 
-        >>> AdapterFamily("", Dims({}), {}, (), kernels=("params-decoder-layers_{layer}-mlp-wo-kernel",)).module_path
-        'decoder/layers_[0-9]+/mlp/wo'
-        """
-        groups: dict[str, list[str]] = {}
-        for kernel in self.kernels:
-            path = kernel.removeprefix("params-").removesuffix(KERNEL).replace("-", "/")
-            block, _, module = _INDEX.sub("[0-9]+", path).rpartition("/")
-            groups.setdefault(block, []).append(module)
-        return "|".join(f"{block}/{_either(modules)}" for block, modules in groups.items())
+def module_path(adapted: Collection[str], every: Collection[str]) -> str:
+    """A regular expression for the modules of some kernels, which matches no module of the others.
+
+    >>> every = [f"params-decoder-layers_{layer}-mlp-{name}-kernel" for layer in (0, 1) for name in ("wi_0", "wo")]
+    >>> module_path(every, every), module_path(every[1:], every)
+    ('decoder/layers_[0-9]+/mlp/(wi_0|wo)', 'decoder/layers_[0-9]+/mlp/wo|decoder/layers_1/mlp/wi_0')
+    """
+    rest = {_any_layer(kernel) for kernel in set(every).difference(adapted)}
+    patterns = (kernel if _any_layer(kernel) in rest else _any_layer(kernel) for kernel in adapted)
+    groups: dict[str, dict[str, None]] = {}
+    for pattern in patterns:
+        path = "/".join(pattern.removesuffix(KERNEL).split(_LEVEL)[1:]).replace(_ANY, "[0-9]+")
+        block, _, module = path.rpartition("/")
+        groups.setdefault(block, {})[module] = None
+    return "|".join(f"{block}/{_either(tuple(modules))}" for block, modules in groups.items())
+
+
+def _any_layer(kernel: str) -> str:
+    """A kernel's name with every number of a layer left open."""
+    return _LAYER.sub(_ANY, kernel)
 
 
 def _either(words: Sequence[str]) -> str:
@@ -89,8 +98,11 @@ def adapter_family(base: Family, scan_layers: bool, rank: int, wish: Wish) -> tu
       wish: which weights it touches.
     """
     dims = Dims({**dict(base.dims.items()), RANK: rank})
-    plain, kernels, modules, problems = [], [], [], []
+    plain, modules, problems = [], [], []
+    kernels: dict[str, bool] = {}
     for rule in base.plain_rules(scan_layers):
+        for at in dims.positions(rule.target.atoms(dims)):
+            kernels.setdefault(rule.target.fill(dims, at), False)
         for own, weights in _touched(rule, dims, wish):
             found = [name.removesuffix(WEIGHT) for name in weights]
             modules += found
@@ -98,11 +110,12 @@ def adapter_family(base: Family, scan_layers: bool, rank: int, wish: Wish) -> tu
                 plain += factor_rules(own, dims, PREFIX, _scale(weights, wish))
             except NotAdaptable as reason:
                 problems += [_problem(name, str(reason)) for name in found]
-            kernels.append(own.target.text)
+            kernels |= {own.target.fill(dims, at): True for at in dims.positions(own.target.atoms(dims))}
     told = {RANK: "r of the adapter", **base.sizes_from}
     family = AdapterFamily(
         base.name, dims, base.blocks, (), settings=base.settings, sizes_from=told, notes=base.notes,
-        plain=tuple(plain), kernels=tuple(dict.fromkeys(kernels)), modules=tuple(dict.fromkeys(modules)),
+        plain=tuple(plain), modules=tuple(dict.fromkeys(modules)),
+        module_path=module_path([name for name, adapted in kernels.items() if adapted], kernels.keys()),
     )  # fmt: skip
     return family, list({problem.name: problem for problem in reversed(problems)}.values())[::-1]
 

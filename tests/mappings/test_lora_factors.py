@@ -179,6 +179,19 @@ def test_module_path_of_unrolled_layers():
     assert found.module_path == "decoder/layers_0/mlp/wi_1|decoder/layers_2/mlp/wi_1"
 
 
+@pytest.mark.parametrize(
+    ("numbers", "path"),
+    [
+        (range(8), "decoder/layers_[0-9]+/self_attention/query"),
+        # All layers of one place in the cycle of six, for which one rule stands, are not all layers.
+        ((0, 6), "decoder/layers_0/self_attention/query|decoder/layers_6/self_attention/query"),
+    ],
+)
+def test_module_path_of_layers_in_cycles(numbers, path):
+    config, _ = CASES["gemma3, a remainder"]
+    assert adapted(family_of(config, False), layers(numbers, "self_attn.q_proj"), False).module_path == path
+
+
 def refusals(family: Family, scan: bool, *weights: str) -> list[str]:
     return [
         str(problem) for problem in adapter_family(family, scan, RANK, Wish.of_weights(dict.fromkeys(weights, 1.0)))[1]
