@@ -95,7 +95,7 @@ def verify(
       source: the checkpoint it was converted from; all other choices are in the manifest.
       output: the output directory, a step, or an item.
       sample: share of the work items to compare, above 0 up to 1; at least one per array.
-      lora: the adapter that was merged, where it is not at the place that the manifest tells.
+      lora: the adapter that was merged or moved, where it is not at the place that the manifest tells.
 
     Raises:
       FerryError: there is no checkpoint or no manifest, or the source cannot be read.
@@ -117,6 +117,8 @@ def verify(
 def _options(manifest: Mapping[str, Any], source: str, item: str, lora: str) -> ConversionOptions:
     """The options that a checkpoint was made by, for source and adapter at their present places."""
     options = options_of(manifest["options"], source)
+    if lora and options.lora_only:
+        return replace(options, lora_only=lora)
     if lora and not options.lora:
         fix = "Leave --lora out, or convert with it."
         raise FerryError(str(Problem(item, "a checkpoint with an adapter merged", "one without", fix)))

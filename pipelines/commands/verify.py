@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config", default="", metavar="PATH", help="for an export: the repository that it followed, if that has moved"
     )
     parser.add_argument(
-        "--lora", default="", metavar="PATH", help="for a merged adapter: where it is now, if that has moved"
+        "--lora", default="", metavar="PATH", help="for an adapter, merged or alone: where it is now, if it has moved"
     )
     parser.add_argument(
         "--sample", type=share, default=1.0, metavar="P",

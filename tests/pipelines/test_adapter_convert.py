@@ -143,6 +143,17 @@ def test_verify_and_plan(adapter, base, tmp_path, capsys):
     assert "kernel_lora_b" in capsys.readouterr().err
 
 
+def test_verify_after_the_adapter_has_moved(adapter, base, tmp_path, capsys):
+    assert convert(adapter, base, tmp_path / "out") == 0
+    adapter.rename(tmp_path / "elsewhere")
+    words = ["verify", "--source", str(base), "--output", str(tmp_path / "out")]
+    assert main(words) == 1
+    assert main([*words, "--lora", str(tmp_path / "elsewhere")]) == 0
+    write_adapter(tmp_path / "other", adapter_config(MODULES, RANK, 2 * ALPHA), tensors_of())
+    assert main([*words, "--lora", str(tmp_path / "other")]) == 3
+    assert "not the checkpoint that was converted" in capsys.readouterr().err
+
+
 def test_rank_stabilised_scale_becomes_an_alpha(base, tmp_path):
     config = adapter_config(MODULES, RANK, ALPHA, use_rslora=True)
     assert convert(write_adapter(tmp_path / "a", config, tensors_of()), base, tmp_path / "out") == 0
@@ -180,6 +191,24 @@ def test_layers_left_alone_are_zero_and_told(base, tmp_path, capsys):
         assert array[:, 2].all(), name
     main(["plan", "--lora-only", str(tmp_path / "a"), "--source", str(base)])
     assert "zero where the adapter leaves a stacked layer alone: 8 factors" in capsys.readouterr().out
+
+
+def test_a_head_in_a_padded_vocabulary(base, tmp_path):
+    tensors = factors(llama_tensors(), ["lm_head"], RANK)
+    copy = {f"{PREFIX}lm_head.base_layer.weight": llama_tensors(dtype="float32")["lm_head.weight"]}
+    adapter = write_adapter(tmp_path / "a", adapter_config(["lm_head"], RANK, ALPHA), tensors | copy)
+    assert convert(adapter, base, tmp_path / "out", "--vocab-size", "40") == 0
+    found = restore(tmp_path / "out")
+    b = found["decoder.logits_dense.kernel_lora_b.value"]
+    np.testing.assert_array_equal(b[:, :37], tensors[f"{PREFIX}lm_head.lora_B.weight"].T)
+    assert b.shape == (RANK, 40)
+    assert not b[:, 37:].any()
+    manifest = json.loads((tmp_path / "out" / "0" / "items" / "tensorferry.manifest.json").read_text())
+    assert manifest["left_out"] == {f"{PREFIX}lm_head.base_layer.weight": "a copy of the base model's tensor"}
+    words = ["export", "--lora", "--source", tmp_path / "out", "--config", base, "--output", tmp_path / "back"]
+    assert main([*map(str, words)]) == 0
+    back = read_safetensors((tmp_path / "back" / "adapter_model.safetensors").read_bytes())
+    assert {name: array.tobytes() for name, array in back.items()} == {n: a.tobytes() for n, a in tensors.items()}
 
 
 class Killed(BaseException):
