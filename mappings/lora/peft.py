@@ -148,7 +148,8 @@ def read_config(data: Mapping[str, Any]) -> tuple[AdapterConfig, list[Problem]]:
     ranks, alphas = data.get("rank_pattern") or {}, data.get("alpha_pattern") or {}
     rank, alpha = data.get("r", _RANK), data.get("lora_alpha", _ALPHA)
     parameters, targets = tuple(data.get("target_parameters") or ()), data.get("target_modules")
-    named = tuple(targets) if isinstance(targets, list) and not data.get("exclude_modules") else ()
+    some = any(data.get(key) is not None for key in ("exclude_modules", "layers_to_transform"))
+    named = tuple(targets) if isinstance(targets, list) and not some else ()
     return AdapterConfig(rank, alpha, ranks, alphas, bool(data.get("use_rslora")), parameters, named), []
 
 
