@@ -89,8 +89,8 @@ def test_starts_that_change_the_base_are_refused(start):
     _, (problem,) = read(*pair(), init_lora_weights=start)
     assert problem == (
         "init_lora_weights (in adapter_config.json): expected a start that leaves the base weights alone; found "
-        f"{start}, which changes them. Save it as plain LoRA (PEFT's path_initial_model_for_weight_conversion), or set it to "
-        "true where --source is the changed base."
+        f"{start}, which changes them. Save it as plain LoRA (PEFT's path_initial_model_for_weight_conversion), or set "
+        "it to true where --source is the changed base."
     )
 
 
