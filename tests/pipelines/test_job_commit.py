@@ -85,7 +85,6 @@ print(state, *sorted({"jax", "orbax", "torch", "tensorstore"} & sys.modules.keys
 def test_a_template_alone_yields_a_committed_checkpoint(gcs, bucket, options, tmp_path, monkeypatch, capsys):
     """The staged graph of a flex template's launcher, run without it; workers import neither JAX nor Orbax."""
     pytest.importorskip("google.cloud.dataflow_v1beta3", reason="needs apache-beam[gcp]")
-    pytest.importorskip("gcsfs", reason="stock Orbax reads buckets with it")
     from apache_beam.internal.gcp import auth
 
     monkeypatch.setattr(auth._Credentials, "_credentials_init", True)
@@ -104,8 +103,8 @@ def test_a_template_alone_yields_a_committed_checkpoint(gcs, bucket, options, tm
     assert "out/0/commit_success.txt" in gcs.names(bucket)
     assert "out/maxtext.yml" in gcs.names(bucket)
     assert not gcs.names(bucket, "out/.tensorferry-0/")
-    assert main(["verify", *places]) == 0
-    assert main(["convert", *places]) == 1  # complete
+    assert main(["convert", *places]) == 1
+    assert "expected no checkpoint yet; found a complete checkpoint" in capsys.readouterr().err
 
 
 def test_a_dry_run_leaves_no_lock(gcs, bucket, options):
@@ -121,21 +120,37 @@ class Lost(Exception):
     pass
 
 
-@pytest.fixture
-def finished(bucket, options, small_items, monkeypatch) -> JobCommit:
+@pytest.fixture(scope="module")
+def job_and_objects(gcs_server, tmp_path_factory) -> tuple[JobCommit, dict[str, bytes]]:
     """A job whose every item is done, and which is left before its commit."""
-    output, found = OutputOptions(f"gs://{bucket}/out", commit_in_job=True), []
+    gcs_server.make_bucket("jobs")
+    gcs_server.put_all("jobs", "m", tiny_llama.files())
+    options = ConversionOptions("gs://jobs/m", target=PlanOptions(chunk_bytes=1500))
+    found = []
 
     def lose(self):
         found.append(self)
         raise Lost
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(items, "MAX_GROUPED_PARTS", 4)
         patch.setattr(JobCommit, "__call__", lose)
         patch.setattr(BucketRun, "close", lambda self: None)
         with pytest.raises(FerryError):
-            convert(options, output, print)
-    return found[0]
+            convert(options, OutputOptions("gs://jobs/out", commit_in_job=True), print)
+    return found[0], gcs_server.tree("jobs", "")
+
+
+@pytest.fixture
+def finished(gcs, job_and_objects, small_items) -> JobCommit:
+    """The job, with all its objects as they were left."""
+    job, objects = job_and_objects
+    for name in gcs.names("jobs"):
+        gcs.delete("jobs", name)
+    for name, data in objects.items():
+        gcs.put("jobs", name, data)
+    gcs.writes.clear()
+    return job
 
 
 def test_its_options_survive_the_way(finished):
@@ -143,7 +158,7 @@ def test_its_options_survive_the_way(finished):
     assert finished.run_digest == run_digest(plan_conversion(finished.options), finished.output)
 
 
-def test_twice_and_at_once_it_commits_once(gcs, bucket, finished, monkeypatch):
+def test_twice_and_at_once_it_commits_once(gcs, finished, monkeypatch):
     monkeypatch.setattr("pipelines.bucket_lock._WAIT_SECONDS", 0.1)
     gcs.writes.clear()
     errors = []
@@ -160,42 +175,42 @@ def test_twice_and_at_once_it_commits_once(gcs, bucket, finished, monkeypatch):
     for thread in threads:
         thread.join()
     assert not errors
-    settings, lock = f"{bucket}/out/maxtext.yml", f"{bucket}/out/.tensorferry-0/{LOCK_NAME}"
+    settings, lock = "jobs/out/maxtext.yml", f"jobs/out/.tensorferry-0/{LOCK_NAME}"
     assert {name for name, count in gcs.writes.items() if count > 1} <= {settings, lock}
-    before = gcs.tree(bucket, "out/")
+    before = gcs.tree("jobs", "out/")
     gcs.writes.clear()
     commit(finished)
-    assert gcs.tree(bucket, "out/") == before
+    assert gcs.tree("jobs", "out/") == before
     assert gcs.writes.keys() == {settings, lock}
 
 
-def test_one_that_died_is_followed_by_the_next(gcs, bucket, finished, monkeypatch):
+def test_one_that_died_is_followed_by_the_next(gcs, finished, monkeypatch):
     """A worker dies in the middle of its commit; the engine gives the element to another one."""
     with monkeypatch.context() as patch:
         patch.setattr(BucketRun, "write_metadata", lambda *_: (_ for _ in ()).throw(Lost()))
         with pytest.raises(Lost):
             commit(finished)
-    assert "out/0/commit_success.txt" not in gcs.names(bucket)
+    assert "out/0/commit_success.txt" not in gcs.names("jobs")
     finished()
-    assert "out/0/commit_success.txt" in gcs.names(bucket)
-    assert not gcs.names(bucket, "out/.tensorferry-0/")
+    assert "out/0/commit_success.txt" in gcs.names("jobs")
+    assert not gcs.names("jobs", "out/.tensorferry-0/")
 
 
-def test_what_is_missing_is_a_sentence(gcs, bucket, finished):
+def test_what_is_missing_is_a_sentence(gcs, finished):
     receipts = BucketRun(finished.output.output, "").receipts
     receipts.discard(sorted(receipts.ids())[0])
     with pytest.raises(FerryError, match=r"^The work items are done, and the commit failed: 1 work items left no rec"):
         finished()
-    assert "out/0/commit_success.txt" not in gcs.names(bucket)
+    assert "out/0/commit_success.txt" not in gcs.names("jobs")
 
 
-def test_a_source_that_changed_is_not_committed(gcs, bucket, finished):
-    gcs.put_all(bucket, "m", tiny_llama.files(seed=7))
+def test_a_source_that_changed_is_not_committed(gcs, finished):
+    gcs.put_all("jobs", "m", tiny_llama.files(seed=7))
     with pytest.raises(FerryError, match=r"expected the source as planned \(.*\); found .*Convert again from a source"):
         commit(finished)
 
 
-def test_an_output_that_was_taken_over_is_left_alone(bucket, finished):
+def test_an_output_that_was_taken_over_is_left_alone(finished):
     somebody = BucketLock(BucketRun(finished.output.output, "").state_dir, finished.output.output)
     somebody.acquire(take_over=True)
     with pytest.raises(FerryError, match=f"found process {os.getpid()} of"):
