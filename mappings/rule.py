@@ -7,7 +7,7 @@ from functools import cached_property
 
 from mappings.dims import Dims, Grid
 from mappings.layout import Layout, parse_layout, side_atoms
-from transforms.ops import Op, Ops, Pad, Spec
+from transforms.ops import Op, Ops, Pad, Spec, Whole
 
 _FIELD = re.compile(r"\{(\w+)(\.pos)?\}")
 _BLOCK = re.compile(r"\[(\w+)\]")
@@ -84,6 +84,7 @@ class Rule:
       layout: axes of both sides, written for scanned mode; a grid's word stands for an axis per dim of it.
       ops: arithmetic and padding, applied from source to target.
       dtype: target dtype whatever ``--dtype`` says; empty follows the option.
+      whole: integer dtype of the source tensors where the target's floats stand for whole numbers; empty elsewhere.
     """
 
     source: str
@@ -91,6 +92,7 @@ class Rule:
     layout: str
     ops: tuple[Op, ...] = ()
     dtype: str = ""
+    whole: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,7 @@ class PlainRule:
       stored: dims that the source side stores longer than they are, with that length (a padded vocabulary).
       value: what every element is where nothing is read; such a rule has no source and no inverse.
       optional: whether sources may be absent; their elements are zero then.
+      whole: integer dtype of the source tensors, or empty.
     """
 
     source: Template
@@ -147,14 +150,15 @@ class PlainRule:
     stored: tuple[tuple[str, int], ...] = ()
     value: float | None = None
     optional: bool = False
+    whole: str = ""
 
     def inverse(self, dims: Dims) -> "PlainRule":
         """The same rule from target to source; the ops are inverted in reverse order."""
         atoms = [atom for atom in side_atoms(self.layout.target) if atom != "1"]
         spec = Spec("float32", tuple((atom, dims.size(atom)) for atom in atoms))
         stored = tuple((op.dim, op.to) for op in self.ops if isinstance(op, Pad))
-        ops = Ops(self.ops).inverse(spec).ops
-        return PlainRule(self.target, self.source, self.layout.inverse, ops, "", stored)
+        ops = (*Ops(self.ops).inverse(spec).ops, *((Whole(),) if self.whole else ()))
+        return PlainRule(self.target, self.source, self.layout.inverse, ops, self.whole, stored)
 
     def stack_atoms(self, dims: Dims) -> tuple[str, ...]:
         """Dims that enumerate sources and are dimensions of the target."""
@@ -211,7 +215,8 @@ def _spelled(rule: Rule, blocks: Mapping[str, Block], dims: Dims, scan_layers: b
         target = target.replace(f"[{word}]", block.scanned if scan_layers else block.unrolled)
         if not stacked:
             unrolled.update(dims.atoms_of(word))
-    return PlainRule(Template(rule.source), Template(target), layout.without(frozenset(unrolled)), rule.ops, rule.dtype)
+    plain = layout.without(frozenset(unrolled))
+    return PlainRule(Template(rule.source), Template(target), plain, rule.ops, rule.dtype, whole=rule.whole)
 
 
 def prefixed(rules: tuple[Rule, ...], source: str = "", target: str = "") -> tuple[Rule, ...]:

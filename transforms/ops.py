@@ -92,7 +92,7 @@ class Op:
           ValueError: an unknown op name.
         """
         fields = dict(value)
-        kinds = {kind.name: kind for kind in (Scale, Shift, RoundTo, Pad, Crop)}
+        kinds = {kind.name: kind for kind in (Scale, Shift, RoundTo, Whole, Pad, Crop)}
         kind = kinds.get(fields.pop("op", ""))
         if kind is None:
             raise ValueError(f"unknown op {value.get('op')!r}; known: {', '.join(sorted(kinds))}")
@@ -167,6 +167,29 @@ class RoundTo(Op):
 
     def describe(self) -> str:
         return f"round to {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Whole(Op):
+    """Takes floats that are whole numbers as integers: indices that a model keeps beside its weights."""
+
+    name: ClassVar[str] = "whole"
+
+    def output(self, spec: Spec) -> Spec:
+        return replace(spec, dtype="int64")
+
+    def inverse(self, spec: Spec) -> RoundTo:
+        return RoundTo(spec.dtype)
+
+    def apply(self, block: np.ndarray) -> np.ndarray:
+        numbers = np.nan_to_num(block, nan=0.5, posinf=0.5, neginf=0.5).astype(np.float64)
+        whole = np.rint(numbers)
+        if not (whole == numbers).all():
+            raise ValueError(f"expected whole numbers, found {block[whole != numbers].reshape(-1)[0]}")
+        return whole.astype(np.int64)
+
+    def describe(self) -> str:
+        return "as whole numbers"
 
 
 @dataclass(frozen=True)

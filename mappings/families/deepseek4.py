@@ -164,7 +164,7 @@ def _moe(word: str, options: FamilyOptions) -> tuple[Rule, ...]:
           for wi, name, rows, cols in (("wi_0", "w1", "shared_mlp", "embed"), ("wi_1", "w3", "shared_mlp", "embed"),
                                        ("wo", "w2", "embed", "shared_mlp"))),
         Rule(f"model.layers.{{{word}}}.ffn.gate.{hf}", f"{collection}-decoder-[{word}]-mlp-MoeBlock_0-{maxtext}",
-             layout, dtype=rounded),
+             layout, dtype=rounded, whole="int64" if hf == "tid2eid" else ""),
     )  # fmt: skip
 
 

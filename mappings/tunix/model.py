@@ -13,7 +13,7 @@ from mappings.tunix.tree import Leaf, spell
 Shape = tuple[int, ...]
 
 _UNROLLED_BLOCK = re.compile(r"^((?:[a-z]+_)*layers)_(\d+)$")
-_SCANNED_BLOCK = re.compile(r"^(?:[a-z]+_)*layers$")
+_SCANNED_BLOCK = re.compile(r"^(?:(?:[a-z]+_)*layers|scanned_blocks)$")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from transforms.ops import (
     Scale,
     Shift,
     Spec,
+    Whole,
     apply_elementwise,
     apply_elementwise_into,
 )
@@ -191,3 +192,11 @@ def test_refusals(wrong, words):
 def test_other_source_dtypes(dtype):
     values = np.array([0.5, -1.25, 3.0], numpy_dtype(dtype))
     assert apply_elementwise(values, [Scale(3.0)], "bfloat16").astype(float).tolist() == [1.5, -3.75, 9.0]
+
+
+def test_whole_takes_indices_and_nothing_else() -> None:
+    found = apply_elementwise(np.float32([0, 255, 257]), [Whole()], "int32")
+    assert (found.dtype, found.tolist()) == (np.dtype("int32"), [0, 255, 257])
+    for wrong in (0.5, np.nan, np.inf):
+        with pytest.raises(ValueError, match="expected whole numbers, found"):
+            apply_elementwise(np.float32([1, wrong]), [Whole()], "int64")
