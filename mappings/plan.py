@@ -135,11 +135,16 @@ def plan_rules(
     source_digest: str = "",
     path_of: PathOf = tree_path,
     constants: Sequence[CompiledRule] = (),
+    carry: bool = True,
 ) -> Plan:
-    """Plans with rules already compiled; the way for inverse rules as well, whose arrays have Hugging Face names."""
+    """Plans with rules already compiled; the way for inverse rules as well, whose arrays have Hugging Face names.
+
+    Args:
+      carry: whether the dtype ``source`` keeps quantised tensors quantised.
+    """
     account = take_account(rules, tensors, family)
     problems, notes = list(account.problems), family.notes
-    if options.dtype == "source" and not problems:
+    if carry and options.dtype == "source" and not problems:
         carried = carry_low_bit(rules, tensors, options.scale_layout)
         rules, tensors, notes = carried.rules, carried.tensors, (*notes, *carried.notes)
         problems += carried.problems

@@ -8,12 +8,15 @@ from typing import Any
 
 from mappings.arrays import TargetArray, Use
 from mappings.chunking import SMALL_ARRAY_BYTES
+from mappings.compiled import CompiledRule
+from mappings.export.finish import COPIES, Finish
 from mappings.export.grid import Chunk, Cutting, hull, touched
 from mappings.export.low_bit import BYTES_PER_ELEMENT, LowBit
 from mappings.export.shards import Place
 from mappings.geometry import Box, Range
 from mappings.items import MAX_GROUPED_PARTS, merge_items
-from mappings.tensors import LogicalTensor
+from mappings.schemes import scheme_of
+from mappings.tensors import LogicalTensor, StoredTensor
 from mappings.work import BLOCK_BYTES, BLOCK_COPIES, Emit, Move, Part, Read, WorkItem
 from transforms.dtypes import numpy_dtype
 
@@ -32,7 +35,7 @@ class ExportItems:
         self._arrays, self._tensors = arrays, tensors
         self._cuttings, self._chunks = cuttings, chunks
         self._group_bytes = max(SMALL_ARRAY_BYTES, aim_bytes // 8)
-        self._moves: dict[int, Move] = {}
+        self._moves: dict[tuple[int, bool], Move] = {}
         self._count = 0
 
     def items(self) -> Iterator[WorkItem]:
@@ -78,17 +81,22 @@ class ExportItems:
         for number, use in enumerate(group[0].uses):
             ranges = use.compiled.ranges(box)
             if ranges is not None:
-                moves.append(self._move(use))
+                moves.append(self._move(use.compiled, self._is_unfolded(use)))
                 reads += self._reads(use, number, group, ranges, len(moves) - 1)
         parts = tuple(Part(array.spec, cell) for array in group)
         return WorkItem("", tuple(moves), parts, tuple(reads), sum(self._stored_bytes(r, moves) for r in reads))
 
-    def _move(self, use: Use) -> Move:
-        compiled = use.compiled
-        if id(compiled) not in self._moves:
-            ops = tuple(op.to_json() for op in compiled.arithmetic)
-            self._moves[id(compiled)] = Move(compiled.source, compiled.target, compiled.sizes, ops)
-        return self._moves[id(compiled)]
+    def _is_unfolded(self, use: Use) -> bool:
+        """Whether factors are taken out of scales as they are read, so that none is left for the values."""
+        first = self._tensors[use.source_name(dict.fromkeys(use.compiled.stack, 0))]
+        return bool(first.params.get("folded"))
+
+    def _move(self, compiled: CompiledRule, unfolded: bool) -> Move:
+        key = (id(compiled), unfolded)
+        if key not in self._moves:
+            ops = () if unfolded else tuple(op.to_json() for op in compiled.arithmetic)
+            self._moves[key] = Move(compiled.source, compiled.target, compiled.sizes, ops)
+        return self._moves[key]
 
     def _reads(
         self, use: Use, number: int, group: Sequence[TargetArray], ranges: Mapping[str, Range], move: int
@@ -105,9 +113,22 @@ class ExportItems:
 
     def _stored_bytes(self, read: Read, moves: Sequence[Move]) -> int:
         """Bytes that the source decodes for a read: whole chunks."""
-        tensor = read.tensor
-        elements = touched(read_box(read, moves[read.move]), self._chunks[tensor.name], tensor.shape)
-        return numpy_dtype(tensor.dtype).itemsize * elements
+        return sum(
+            numpy_dtype(stored.dtype).itemsize * touched(box, self._chunks[stored.name], stored.shape)
+            for stored, box in stored_boxes(read.tensor, read_box(read, moves[read.move]))
+        )
+
+
+def stored_dtype(tensor: LogicalTensor) -> str:
+    """The dtype of an array's elements, decoded or not."""
+    return tensor.stored["values"].dtype
+
+
+def stored_boxes(tensor: LogicalTensor, box: Box) -> list[tuple[StoredTensor, Box]]:
+    """What a box of a tensor needs of arrays: a box of the codes and one of their scale where it is decoded."""
+    scheme = scheme_of(tensor)
+    boxes = {"values": box} if scheme is None else scheme.stored_box(tensor, box)
+    return [(tensor.stored[role], boxes[role]) for role in boxes]
 
 
 def read_box(read: Read, move: Move) -> Box:
@@ -117,11 +138,11 @@ def read_box(read: Read, move: Move) -> Box:
 
 def region_bytes(item: WorkItem) -> int:
     """Bytes of everything that an item reads, as it lies in memory."""
-    total = 0
-    for read in item.reads:
-        lengths = (stop - start for start, stop in read_box(read, item.moves[read.move]))
-        total += numpy_dtype(read.tensor.dtype).itemsize * math.prod(lengths)
-    return total
+    return sum(
+        numpy_dtype(stored.dtype).itemsize * math.prod(stop - start for start, stop in box)
+        for read in item.reads
+        for stored, box in stored_boxes(read.tensor, read_box(read, item.moves[read.move]))
+    )
 
 
 def reading_bytes(chunk: Chunk, dtype: str) -> int:
@@ -129,14 +150,19 @@ def reading_bytes(chunk: Chunk, dtype: str) -> int:
     return 2 * max(BLOCK_BYTES, numpy_dtype(dtype).itemsize * math.prod(chunk))
 
 
-def held_bytes(item: WorkItem, chunks: Mapping[str, Chunk], low_bit: Mapping[str, LowBit]) -> int:
+def held_bytes(
+    item: WorkItem, chunks: Mapping[str, Chunk], low_bit: Mapping[str, LowBit], finishes: Mapping[str, Finish]
+) -> int:
     """Bound on the tensor bytes that an item holds at once: what it read, the chunks on their way in, one part, the
-    blocks between them, and what a low-bit part is worked out from."""
+    blocks between them, and what a low-bit part or a finished scale is worked out from."""
     elements = (math.prod(part.spec.box_shape(part.grid)) for part in item.parts if part.spec.key in low_bit)
     coding = BYTES_PER_ELEMENT * max(elements, default=0)
+    finishing = COPIES * max((part.nbytes for part in item.parts if part.spec.key in finishes), default=0)
     largest = max(part.nbytes for part in item.parts)
-    reading = max(reading_bytes(chunks[read.tensor.name], read.tensor.dtype) for read in item.reads)
-    return region_bytes(item) + reading + largest + BLOCK_COPIES * min(BLOCK_BYTES, largest) + coding
+    reading = max(
+        reading_bytes(chunks[one.name], one.dtype) for read in item.reads for one in read.tensor.stored.values()
+    )
+    return region_bytes(item) + reading + largest + BLOCK_COPIES * min(BLOCK_BYTES, largest) + coding + finishing
 
 
 def part_item(item: WorkItem, part: int) -> WorkItem:
@@ -158,17 +184,24 @@ def _narrowed(read: Read, move: Move, emit: Emit) -> Mapping[str, Range]:
 
 
 def item_json(
-    item: WorkItem, places: Mapping[str, Place], chunks: Mapping[str, Chunk], low_bit: Mapping[str, LowBit]
+    item: WorkItem,
+    places: Mapping[str, Place],
+    chunks: Mapping[str, Chunk],
+    low_bit: Mapping[str, LowBit],
+    finishes: Mapping[str, Finish],
 ) -> dict[str, Any]:
     """A work item as Beam carries it: with the place of each part's tensor and the chunks of what it reads."""
-    names = [low_bit[part.spec.key].codes.name if part.spec.key in low_bit else part.spec.key for part in item.parts]
+    keys = [part.spec.key for part in item.parts]
+    written = {key: low_bit[key].codes.name for key in keys if key in low_bit}
+    written |= {key: finishes[key].stored.name for key in keys if key in finishes}
+    where = [places[written.get(key, key)] for key in keys]
     return item.to_json() | {
-        "places": [[places[name].file, places[name].offset] for name in names],
-        "chunks": {read.tensor.name: chunks[read.tensor.name] for read in item.reads},
-        "held_bytes": held_bytes(item, chunks, low_bit),
-        "low_bit": {part.spec.key: _low_bit_json(low_bit[part.spec.key], places) for part in item.parts
-                    if part.spec.key in low_bit},
-    }  # fmt: skip
+        "places": [[place.file, place.offset] for place in where],
+        "chunks": {one.name: chunks[one.name] for read in item.reads for one in read.tensor.stored.values()},
+        "held_bytes": held_bytes(item, chunks, low_bit, finishes),
+        "low_bit": {key: _low_bit_json(low_bit[key], places) for key in keys if key in low_bit},
+        "finishes": {key: finishes[key].to_json() for key in keys if key in finishes},
+    }
 
 
 def _low_bit_json(low_bit: LowBit, places: Mapping[str, Place]) -> dict[str, Any]:

@@ -62,16 +62,18 @@ class LowBit:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "LowBit":
-        told = data["tensor"]
-        stored = {role: _stored(one) for role, one in told["stored"].items()}
-        tensor = LogicalTensor(
-            told["name"], tuple(told["shape"]), told["dtype"], stored, told["scheme"], told["params"]
-        )
-        return cls(tensor, tuple(data["forward"]))
+        return cls(logical_tensor(data["tensor"]), tuple(data["forward"]))
 
 
-def _stored(data: Mapping[str, Any]) -> StoredTensor:
-    return StoredTensor(data["name"], data["dtype"], tuple(data["shape"]), data["file"], data["offset"])
+def logical_tensor(data: Mapping[str, Any]) -> LogicalTensor:
+    """A logical tensor from its fields as JSON has them."""
+    stored = {role: stored_tensor(one) for role, one in data["stored"].items()}
+    return LogicalTensor(**{**data, "shape": tuple(data["shape"]), "stored": stored})
+
+
+def stored_tensor(data: Mapping[str, Any]) -> StoredTensor:
+    """A stored tensor from its fields as JSON has them."""
+    return StoredTensor(**{**data, "shape": tuple(data["shape"])})
 
 
 def refusal(tensor: LogicalTensor) -> Problem | None:

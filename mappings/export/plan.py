@@ -8,10 +8,13 @@ from typing import Any
 from mappings.array_spec import ArraySpec
 from mappings.arrays import TargetArray, hf_path
 from mappings.compiled import CompiledRule, compile_rule
+from mappings.export.carried import carried_pairs, decoded_tensors, stacked_sources, target_uses
+from mappings.export.finish import Finish
 from mappings.export.grid import Chunk, Cutting
 from mappings.export.items import ExportItems, held_bytes, item_json
+from mappings.export.kept import Kept, keep_carried
 from mappings.export.low_bit import LowBit, refusal
-from mappings.export.shards import Shard, all_places, lay_out
+from mappings.export.shards import Place, Shard, all_places, lay_out
 from mappings.export.wanted import Cutter, Wanted
 from mappings.family import Family
 from mappings.plan import Plan, plan_rules
@@ -35,6 +38,7 @@ class ExportPlan(Plan):
       chunks: source array to the shape of what is read in one go.
       low_bit: tensors that leave as FP8; their arrays have the dtype of what is read.
       copied: tensors that are copied from the FP8 checkpoint byte for byte.
+      finishes: scales of carried weights, which arrive in entries of the array's own, to how they are finished.
     """
 
     shards: tuple[Shard, ...] = ()
@@ -42,6 +46,7 @@ class ExportPlan(Plan):
     chunks: Mapping[str, Chunk] = field(default_factory=dict, repr=False)
     low_bit: Mapping[str, LowBit] = field(default_factory=dict, repr=False)
     copied: tuple[StoredTensor, ...] = ()
+    finishes: Mapping[str, Finish] = field(default_factory=dict, repr=False)
 
     def items(self) -> Iterator[WorkItem]:
         aim = self.options.effective_chunk_bytes
@@ -50,16 +55,26 @@ class ExportPlan(Plan):
     def lines(self) -> Iterator[tuple[str, WorkItem]]:
         places = all_places(self.shards)
         for item in self.items():
-            yield json.dumps(item_json(item, places, self.chunks, self.low_bit), separators=(",", ":")), item
+            yield json.dumps(self.item_json(item, places), separators=(",", ":")), item
+
+    def item_json(self, item: WorkItem, places: Mapping[str, Place]) -> dict[str, Any]:
+        """A work item as Beam carries it."""
+        return item_json(item, places, self.chunks, self.low_bit, self.finishes)
+
+    def written(self, array: TargetArray) -> tuple[ArraySpec, ...]:
+        """The tensors that an array becomes: itself, codes and scale, or a finished scale."""
+        if array.name in self.low_bit:
+            return self.low_bit[array.name].specs(array.spec.chunk)
+        return (self.finishes[array.name].spec if array.name in self.finishes else array.spec,)
 
     def _head(self) -> str:
         return super()._head() + json.dumps([shard.file for shard in self.shards])
 
     @property
     def specs(self) -> Iterator[ArraySpec]:
-        """Every tensor that is written: a low-bit one is two."""
-        for array in self.arrays:
-            yield from written_specs(array, self.low_bit)
+        """Every tensor that is written: a low-bit one is two, scales of several parts of a weight are one."""
+        written = (spec for array in self.arrays for spec in self.written(array))
+        yield from {spec.key: spec for spec in written}.values()
         yield from (ArraySpec((one.name,), one.dtype, one.shape, _whole(one), _whole(one)) for one in self.copied)
 
     @property
@@ -67,11 +82,6 @@ class ExportPlan(Plan):
         """Bytes that the source decodes over bytes that it holds of these arrays."""
         used = {use.source_name(at) for a in self.arrays for use in a.uses for at in _stack(use.compiled)}
         return self.totals.read_bytes / max(1, sum(self.tensors[name].nbytes for name in used))
-
-
-def written_specs(array: TargetArray, low_bit: Mapping[str, LowBit]) -> tuple[ArraySpec, ...]:
-    """The tensors that an array becomes: itself, or codes and scale."""
-    return low_bit[array.name].specs(array.spec.chunk) if array.name in low_bit else (array.spec,)
 
 
 def _whole(tensor: StoredTensor) -> Chunk:
@@ -98,20 +108,31 @@ def make_export_plan(
       wanted: what the files shall be like.
       source_digest: digest of the source's metadata.
     """
-    plain = family.plain_rules(wanted.scan_layers)
-    rules = [compile_rule(rule.inverse(family.dims), family.dims) for rule in plain]
+    plain = [compile_rule(rule, family.dims) for rule in family.plain_rules(wanted.scan_layers)]
+    kept = keep_carried(plain, tensors, wanted.low_bit, wanted.scales_at_hand)
+    tensors, undecoded = decoded_tensors(plain, tensors, _others(plain, tensors, kept))
+    rules = kept.inverse()
     bare = replace(family, ties=(), ignores=(), notes=(*family.notes, *_cropped(rules)))
-    plan = plan_rules(bare, rules, tensors, replace(wanted.target, dtype="source"), source_digest, hf_path)
-    if plan.problems:
-        return _export_plan(plan, wanted, (), {}, chunks)
-    cutter = Cutter(wanted, tensors, chunks)
+    options = replace(wanted.target, dtype="source")
+    plan = plan_rules(bare, rules, tensors, options, source_digest, hf_path, carry=False)
+    problems = (*kept.problems, *undecoded) or plan.problems
+    if problems:
+        return _export_plan(replace(plan, problems=problems), wanted, (), {}, chunks)
+    cutter = Cutter(wanted, tensors, chunks, kept.finishes)
     pairs = [cutter.cut(array) for array in plan.arrays]
     arrays = tuple(array for array, _ in pairs)
     cuttings = {array.name: cutting for array, cutting in pairs}
-    forward = {id(inverse): _forward(rule) for rule, inverse in zip(plain, rules, strict=True)}
-    low_bit, problems = _low_bit(arrays, wanted.low_bit, forward)
-    made = _export_plan(replace(plan, problems=problems), wanted, arrays, cuttings, chunks, low_bit)
+    forward = {id(inverse): _forward(rule.rule) for rule, inverse in zip(kept.rules, rules, strict=True)}
+    changing = {name: tensor for name, tensor in wanted.low_bit.items() if name not in kept.codes}
+    low_bit, problems = _low_bit(arrays, changing, forward)
+    made = _export_plan(replace(plan, problems=problems), wanted, arrays, cuttings, chunks, low_bit, kept.finishes)
     return replace(made, problems=(*problems, *(() if problems else _too_big(made))))
+
+
+def _others(rules: Sequence[CompiledRule], tensors: Mapping[str, LogicalTensor], kept: Kept) -> set[str]:
+    """Arrays of codes that leave as numbers: all but those whose weights stay FP8."""
+    pairs = carried_pairs(tensors)
+    return {array for array, use in target_uses(rules, pairs) if kept.codes.isdisjoint(stacked_sources(use))}
 
 
 def _forward(rule: PlainRule) -> OpsJson:
@@ -149,6 +170,7 @@ def _export_plan(
     cuttings: Mapping[str, Cutting],
     chunks: Mapping[str, Chunk],
     low_bit: Mapping[str, LowBit] | None = None,
+    finishes: Mapping[str, Finish] | None = None,
 ) -> ExportPlan:
     plain = ExportPlan(
         family=plan.family,
@@ -163,6 +185,7 @@ def _export_plan(
         chunks=chunks,
         low_bit=low_bit or {},
         copied=tuple(wanted.copied),
+        finishes=finishes or {},
     )
     return replace(plain, shards=lay_out(plain.specs, wanted.shard_bytes, wanted.order))
 
@@ -181,7 +204,7 @@ def _too_big(plan: ExportPlan) -> Iterator[Problem]:
     bound = plan.options.worker_memory_bytes
     worst: dict[str, tuple[int, str]] = {}
     for item in plan.items():
-        held = held_bytes(item, plan.chunks, plan.low_bit)
+        held = held_bytes(item, plan.chunks, plan.low_bit, plan.finishes)
         if held > bound:
             array = item.reads[0].tensor.name
             worst[array] = max(worst.get(array, (0, "")), (held, item.parts[0].spec.key))

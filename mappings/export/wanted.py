@@ -1,12 +1,12 @@
 """What the files of an export shall be like, and how each tensor is cut for it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mappings.arrays import FLOATS, TargetArray
 from mappings.export.grid import Chunk, Cutting, Limits, choose_cutting, common_grains, grains, group_sizes
-from mappings.export.items import reading_bytes
+from mappings.export.items import reading_bytes, stored_dtype
 from mappings.export.low_bit import BYTES_PER_ELEMENT
 from mappings.plan import PlanOptions
 from mappings.tensors import LogicalTensor, StoredTensor
@@ -25,6 +25,7 @@ class Wanted:
       default_dtype: for tensors that ``dtypes`` does not name; empty keeps the source's.
       order: tensor names in the order of an existing checkpoint.
       low_bit: tensors that leave as FP8, as an FP8 checkpoint stores them.
+      scales_at_hand: whether the scales of those can be read.
       copied: tensors of that checkpoint that are written byte for byte (scales of activations).
       shard_bytes: bound on the data of one file.
       scan_layers: whether the source's layers are stacked.
@@ -37,6 +38,7 @@ class Wanted:
     default_dtype: str = ""
     order: Sequence[str] = ()
     low_bit: Mapping[str, LogicalTensor] = field(default_factory=dict)
+    scales_at_hand: bool = False
     copied: Sequence[StoredTensor] = ()
     shard_bytes: int = SHARD_BYTES
     scan_layers: bool = True
@@ -58,15 +60,30 @@ class Wanted:
 class Cutter:
     """Gives each tensor its dtype and its cuts; tensors of the same rules and dtype are cut alike."""
 
-    def __init__(self, wanted: Wanted, tensors: Mapping[str, LogicalTensor], chunks: Mapping[str, Chunk]) -> None:
-        self._wanted, self._tensors, self._chunks = wanted, tensors, chunks
+    def __init__(
+        self,
+        wanted: Wanted,
+        tensors: Mapping[str, LogicalTensor],
+        chunks: Mapping[str, Chunk],
+        whole: Collection[str] = (),
+    ) -> None:
+        """Prepares to cut.
+
+        Args:
+          wanted: what the files shall be like.
+          tensors: the arrays.
+          chunks: of each array, the shape of what is read in one go.
+          whole: tensors that must not be cut.
+        """
+        self._wanted, self._tensors, self._chunks, self._whole = wanted, tensors, chunks, whole
         self._known: dict[tuple, Cutting] = {}
 
     def cut(self, array: TargetArray) -> tuple[TargetArray, Cutting]:
         spec = array.spec
         sources = [use.source_name(dict.fromkeys(use.compiled.stack, 0)) for use in array.uses]
-        low_bit = self._wanted.low_bit.get(array.name)
-        dtype = spec.dtype if low_bit else self._wanted.dtype_of(self._typed(array))
+        fixed = any(use.compiled.rule.dtype for use in array.uses)
+        low_bit = None if fixed else self._wanted.low_bit.get(array.name)
+        dtype = spec.dtype if low_bit or fixed else self._wanted.dtype_of(self._typed(array))
         key = (
             json.dumps(low_bit.params) if low_bit else "",
             tuple(id(use.compiled) for use in array.uses),
@@ -90,11 +107,12 @@ class Cutter:
         rules = [use.compiled for use in array.uses]
         chunks = [self._chunks[name] for name in sources]
         found = [self._tensors[name] for name in sources]
-        cuts = common_grains([grains(rule, chunk) for rule, chunk in zip(rules, chunks, strict=True)])
+        every = [grains(rule, chunk) for rule, chunk in zip(rules, chunks, strict=True)]
+        cuts = [] if array.name in self._whole else common_grains(every)
         sizes = [group_sizes(rule, chunk) for rule, chunk in zip(rules, chunks, strict=True)]
         group = {atom: min(one.get(atom, 1) for one in sizes) for atom in sizes[0]}
-        reading = max(reading_bytes(chunk, one.dtype) for chunk, one in zip(chunks, found, strict=True))
-        itemsize = max(numpy_dtype(name).itemsize for name in (dtype, *(one.dtype for one in found)))
+        reading = max(reading_bytes(chunk, stored_dtype(one)) for chunk, one in zip(chunks, found, strict=True))
+        itemsize = max(numpy_dtype(name).itemsize for name in (dtype, *(stored_dtype(one) for one in found)))
         if low_bit and "blocks" in low_bit.params:
             itemsize = max(itemsize, BYTES_PER_ELEMENT)
             cuts = [cut.at_blocks(block) for cut in cuts if (block := low_bit.params["blocks"][cut.axis])]

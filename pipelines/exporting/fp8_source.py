@@ -9,24 +9,26 @@ from mappings.problems import PlanError, Problem
 from mappings.quantisation import resolve
 from mappings.tensors import LogicalTensor, StoredTensor
 from pipelines.checkpoint import Checkpoint, open_checkpoint
-from pipelines.exporting.repository import QUANTISATION_KEYS
+from pipelines.exporting.repository import QUANTISATION_KEYS, Repository
 
 
 @dataclass(frozen=True)
 class Fp8Source:
-    """What ``--fp8-from`` names.
+    """The FP8 checkpoint whose scheme an export keeps: ``--fp8-from``, or ``--config`` where the source carries FP8.
 
     Attributes:
-      checkpoint: its headers and files; None without the option.
+      checkpoint: its headers and files; None when there is none, or its weights are not at hand.
       low_bit: its quantised weights by name.
       dtypes: dtypes of its other tensors.
       copied: tensors that belong to no weight (scales of activations): written byte for byte.
+      config: its quantisation keys of config.json; None when weights leave as numbers.
     """
 
     checkpoint: Checkpoint | None = None
     low_bit: Mapping[str, LogicalTensor] = field(default_factory=dict, repr=False)
     dtypes: Mapping[str, str] = field(default_factory=dict, repr=False)
     copied: tuple[StoredTensor, ...] = field(default=(), repr=False)
+    config: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
     def url(self) -> str:
@@ -40,13 +42,6 @@ class Fp8Source:
     def order(self) -> tuple[str, ...]:
         """Names of what it stores, in the order of its files."""
         return tuple(self.checkpoint.tensors) if self.checkpoint else ()
-
-    @property
-    def config(self) -> Mapping[str, Any] | None:
-        """Its quantisation keys of config.json; None without the option."""
-        if self.checkpoint is None:
-            return None
-        return {key: self.checkpoint.config[key] for key in QUANTISATION_KEYS if key in self.checkpoint.config}
 
     def files(self) -> dict[str, bytes]:
         """Its files that tell of the quantisation beside config.json."""
@@ -75,4 +70,17 @@ def open_fp8_source(url: str) -> Fp8Source:
     plain = {name: tensor.dtype for name, tensor in found.logical.items() if name not in low_bit}
     dtypes = {name: dtype for name, dtype in plain.items() if dtype in FLOATS}
     copied = tuple(checkpoint.tensors[name] for name in dict(found.ignored))
-    return Fp8Source(checkpoint, low_bit, dtypes, copied)
+    return Fp8Source(checkpoint, low_bit, dtypes, copied, quantisation_of(checkpoint.config))
+
+
+def open_own_scheme(repository: Repository) -> Fp8Source:
+    """The FP8 scheme of the repository that ``--config`` names; none when its weights are not there, or not FP8."""
+    if not repository.dtypes or not repository.quantised:
+        return Fp8Source()
+    own = open_fp8_source(repository.source.url)
+    return own if any(str(one.params.get("code")).startswith("float8") for one in own.low_bit.values()) else Fp8Source()
+
+
+def quantisation_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The quantisation keys of a config.json."""
+    return {key: config[key] for key in QUANTISATION_KEYS if key in config}

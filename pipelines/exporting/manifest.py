@@ -1,18 +1,20 @@
 """The manifest of an export: what the repository was made from and how, kept inside it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from mappings.array_spec import ArraySpec
 from mappings.arrays import TargetArray
-from mappings.export.plan import written_specs
+from mappings.export.plan import ExportPlan
 from pipelines.exporting.planning import Export, ExportOptions
 from pipelines.manifest import MANIFEST_FORMAT, Receipt, chunk_receipts, versions
 from transforms.digest import combine
 from transforms.statistics import Statistics
 
 KIND, ADAPTER_KIND = "export", "adapter"
+
+Parts = Mapping[tuple[str, tuple[int, ...]], Mapping[str, Any]]
 
 
 def export_manifest(export: Export, options: ExportOptions, receipts: Mapping[str, Receipt]) -> dict[str, Any]:
@@ -34,10 +36,18 @@ def export_manifest(export: Export, options: ExportOptions, receipts: Mapping[st
         "notes": [*plan.notes, *export.notes],
         "files": {shard.file: shard.nbytes for shard in plan.shards},
         "copied": sorted(export.repository.files),
-        "arrays": {array.name: _array(array, array.spec, parts) for array in plan.arrays},
+        "arrays": dict(_arrays(plan, parts)),
         "low_bit": _low_bit(export, receipts),
         "versions": versions(),
     }
+
+
+def _arrays(plan: ExportPlan, parts: Parts) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every tensor under its name; scales of parts of a weight, which make one tensor, each under its own."""
+    for array in plan.arrays:
+        told = [parts[array.spec.key, index] for index in array.spec.indices()]
+        spec = plan.finishes[array.name].spec if array.name in plan.finishes else array.spec
+        yield array.spec.key, _array(array, spec, told)
 
 
 def _low_bit(export: Export, receipts: Mapping[str, Receipt]) -> dict[str, Any]:
@@ -48,21 +58,18 @@ def _low_bit(export: Export, receipts: Mapping[str, Receipt]) -> dict[str, Any]:
     found = {}
     for array in plan.arrays:
         if array.name in plan.low_bit:
-            codes, scale = written_specs(array, plan.low_bit)
+            codes, scale = plan.written(array)
             own = [parts[scale.key, index] for index in scale.indices()]
             found[array.name] = {
                 "codes": {"name": codes.key, "dtype": codes.dtype},
-                "scale": _array(array, scale, parts) | {"name": scale.key},
+                "scale": _array(array, scale, own) | {"name": scale.key},
                 "changed_blocks": sum(part["changed_blocks"] for part in own),
                 "blocks": sum(part["blocks"] for part in own),
             }
     return found
 
 
-def _array(
-    array: TargetArray, spec: ArraySpec, parts: Mapping[tuple[str, tuple[int, ...]], Mapping[str, Any]]
-) -> dict[str, Any]:
-    told = [parts[spec.key, index] for index in spec.indices()]
+def _array(array: TargetArray, spec: ArraySpec, told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     total = Statistics.from_json(told[0]["statistics"])
     for part in told[1:]:
         total = total.merge(Statistics.from_json(part["statistics"]))

@@ -9,12 +9,14 @@ from typing import Any
 from mappings.arrays import FLOATS
 from mappings.compiled import compile_rule
 from mappings.config import Config
+from mappings.export.carried import carried_pairs
+from mappings.export.declared import declared_low_bit
 from mappings.export.plan import ExportPlan, make_export_plan
 from mappings.export.tree import Parameters
 from mappings.export.wanted import SHARD_BYTES, Wanted
 from mappings.family import Family, FamilyOptions, make_family
-from mappings.problems import FerryError, Problem
-from pipelines.exporting.fp8_source import Fp8Source, open_fp8_source
+from mappings.problems import FerryError, PlanError, Problem
+from pipelines.exporting.fp8_source import Fp8Source, open_fp8_source, open_own_scheme, quantisation_of
 from pipelines.exporting.repository import Repository, exported_config, open_repository
 from pipelines.exporting.source import ExportSource, open_export_source
 
@@ -84,9 +86,12 @@ def plan_export(options: ExportOptions) -> Export:
     """
     source, repository = open_export_source(options.source), open_repository(options.config)
     scanned = scanned_layers(source.parameters, source.custom, options.scan_layers)
-    fp8 = open_fp8_source(options.fp8_from)
+    stays = not options.dtype and repository.quantised and bool(carried_pairs(source.tensors))
+    fp8 = open_own_scheme(repository) if stays and not options.fp8_from else open_fp8_source(options.fp8_from)
     family = _family(source, repository, fp8, options, scanned)
     source = source.renamed(_array_names(family, scanned))
+    if stays and not fp8.low_bit and not repository.dtypes:
+        fp8 = _declared(family, scanned, source, repository)
     constants = constant_arrays(family, source.tensors, scanned)
     tensors = {name: tensor for name, tensor in source.tensors.items() if name not in constants}
     digest = "/".join(filter(None, (source.digest, repository.digest, fp8.digest)))
@@ -96,6 +101,7 @@ def plan_export(options: ExportOptions) -> Export:
         default_dtype=repository.default_dtype,
         order=fp8.order or repository.names,
         low_bit=fp8.low_bit,
+        scales_at_hand=fp8.checkpoint is not None,
         copied=fp8.copied,
         shard_bytes=options.shard_bytes,
         scan_layers=scanned,
@@ -104,8 +110,32 @@ def plan_export(options: ExportOptions) -> Export:
     )
     plan = make_export_plan(family, tensors, source.chunks, wanted, digest)
     config, changed = exported_config(repository, _main_dtype(plan) or repository.default_dtype, fp8.config)
-    notes = (*(f"left out: {told}" for told in source.parameters.left_out), *changed, *_names(plan, family, repository))
+    left_out = (f"left out: {told}" for told in source.parameters.left_out)
+    notes = (*left_out, *_carried(plan), *changed, *_names(plan, family, repository))
     return Export(source, repository, fp8, plan, config, notes, constants)
+
+
+def _carried(plan: ExportPlan) -> Iterator[str]:
+    """What becomes of FP8 codes that the source carries."""
+    kept = sum(array.spec.dtype.startswith("float8") for array in plan.arrays)
+    decoded = sum(tensor.scheme != "plain" for tensor in plan.tensors.values())
+    if kept and plan.finishes:
+        yield f"FP8: {kept:,} weights leave with the codes and scales that the source carries"
+    if decoded:
+        yield f"FP8: {decoded:,} arrays of the source are dequantised"
+
+
+def _declared(family: Family, scanned: bool, source: ExportSource, repository: Repository) -> Fp8Source:
+    """The FP8 scheme as config.json alone declares it.
+
+    Raises:
+      PlanError: it does not say enough.
+    """
+    rules = [compile_rule(rule, family.dims) for rule in family.plain_rules(scanned)]
+    low_bit, problems = declared_low_bit(rules, source.tensors, repository.config, frozenset(repository.names))
+    if problems:
+        raise PlanError(problems)
+    return Fp8Source(low_bit=low_bit, config=quantisation_of(repository.config))
 
 
 def _array_names(family: Family, scanned: bool) -> frozenset[str]:
@@ -179,7 +209,8 @@ def _main_dtype(plan: ExportPlan) -> str:
     """The dtype of most exported elements."""
     counts: Counter[str] = Counter()
     for array in plan.arrays:
-        if array.spec.dtype in FLOATS and array.name not in plan.low_bit:
+        plain = array.spec.dtype in FLOATS and not array.spec.dtype.startswith("float8")
+        if plain and array.name not in plan.low_bit and array.name not in plan.finishes:
             counts[array.spec.dtype] += array.spec.nbytes
     return counts.most_common(1)[0][0] if counts else ""
 
@@ -198,7 +229,8 @@ def _names(plan: ExportPlan, family: Family, repository: Repository) -> Iterator
         reasons.setdefault(why or "not in the source, or stored companions of other tensors", []).append(name)
     for why, names in reasons.items():
         yield f"in --config's weights and not exported: {_some(names)}: {why}"
-    added = [name for name in ours if name not in set(repository.names)]
+    scales = {one.stored.name for one in plan.finishes.values()} | {one.scale.name for one in plan.low_bit.values()}
+    added = [name for name in ours - scales - plan.finishes.keys() if name not in set(repository.names)]
     if added:
         yield f"exported and not in --config's weights: {_some(sorted(added))}"
 

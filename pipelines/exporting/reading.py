@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mappings.export.grid import Chunk
-from mappings.export.items import read_box
+from mappings.export.items import read_box, stored_boxes
 from mappings.geometry import Box
-from mappings.tensors import LogicalTensor
+from mappings.schemes import scheme_of
+from mappings.tensors import LogicalTensor, StoredTensor
 from mappings.work import BLOCK_BYTES, WorkItem
+from pipelines.decode_region import decode_region
 from pipelines.orbax_view import OrbaxItem, read_region
 from pipelines.regions import Scratch, box_shape
+from transforms.decode.scales import scale_values
 from transforms.dtypes import numpy_dtype
+from transforms.unfold import unfold
 
 if TYPE_CHECKING:
     from pipelines.assemble import Load
@@ -24,24 +28,28 @@ Regions = list[tuple[str, Box, np.ndarray]]
 
 def read_regions(item: WorkItem, chunks: Mapping[str, Chunk], source: OrbaxItem, scratch: Scratch) -> Regions:
     """Everything that a work item reads: array name, box, values (C-contiguous, valid until the scratch is used)."""
-    boxes = {(read.tensor.name, read_box(read, item.moves[read.move])): read.tensor for read in item.reads}
-    sizes = [math.prod(box_shape(box)) * numpy_dtype(tensor.dtype).itemsize for (_, box), tensor in boxes.items()]
+    boxes = {
+        (stored.name, box): stored
+        for read in item.reads
+        for stored, box in stored_boxes(read.tensor, read_box(read, item.moves[read.move]))
+    }
+    sizes = [math.prod(box_shape(box)) * numpy_dtype(stored.dtype).itemsize for (_, box), stored in boxes.items()]
     arena, at, regions = scratch.take("regions", sum(-(-size // 64) * 64 for size in sizes)), 0, []
-    for ((name, box), tensor), size in zip(boxes.items(), sizes, strict=True):
-        out = arena[at : at + size].view(numpy_dtype(tensor.dtype)).reshape(box_shape(box))
-        read_into(out, source, tensor, box, chunks[name])
+    for ((name, box), stored), size in zip(boxes.items(), sizes, strict=True):
+        out = arena[at : at + size].view(numpy_dtype(stored.dtype)).reshape(box_shape(box))
+        read_into(out, source, stored, box, chunks[name])
         regions.append((name, box, out))
         at += -(-size // 64) * 64
     return regions
 
 
-def read_into(out: np.ndarray, source: OrbaxItem, tensor: LogicalTensor, box: Box, chunk: Chunk) -> None:
+def read_into(out: np.ndarray, source: OrbaxItem, stored: StoredTensor, box: Box, chunk: Chunk) -> None:
     """Fills ``out`` with a box of an array.
 
     Raises:
       FerryError: its bytes are damaged or missing.
     """
-    key = tensor.stored["values"].file
+    key = stored.file
     array = source.open(key)
     for piece in pieces(box, chunk, max(1, BLOCK_BYTES // out.itemsize)):
         inside = tuple(slice(low - start, high - start) for (low, high), (start, _) in zip(piece, box, strict=True))
@@ -74,13 +82,22 @@ def _spans(span: tuple[int, int], step: int, unit: int) -> list[tuple[int, int]]
 
 
 def from_regions(regions: Regions) -> "Load":
-    """How parts are assembled from what was read: views, nothing is copied."""
+    """How parts are assembled from what was read: views; only FP8 codes that leave as numbers are copied."""
 
-    def load(tensor: LogicalTensor, box: Box, _: str) -> np.ndarray:
-        for name, hull, values in regions:
-            if name == tensor.name and _inside(box, hull):
+    def view(name: str, box: Box) -> np.ndarray:
+        for found, hull, values in regions:
+            if found == name and _inside(box, hull):
                 return values[tuple(slice(low - h, high - h) for (low, high), (h, _) in zip(box, hull, strict=True))]
-        raise KeyError(tensor.name)
+        raise KeyError(name)
+
+    def load(tensor: LogicalTensor, box: Box, dtype: str) -> np.ndarray:
+        scheme = scheme_of(tensor)
+        if scheme is None:
+            return view(tensor.stored["values"].name, box)
+        roles = scheme.stored_box(tensor, box)
+        arrays = {role: view(tensor.stored[role].name, one) for role, one in roles.items()}
+        arrays["scale"] = unfold(scale_values(arrays["scale"]), tensor.params["folded"])
+        return decode_region(tensor, box, arrays, dtype)
 
     return load
 

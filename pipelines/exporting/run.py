@@ -214,10 +214,11 @@ class ExportRun:
                 self.run.receipts.discard(item.id)
 
     def _is_there(self, item: WorkItem, told: Iterable[Mapping[str, str]], places: Mapping[str, Place]) -> bool:
-        """Whether the parts of an item are in the files; low-bit ones are always done again."""
+        """Whether the parts of an item are in the files; low-bit ones and finished scales are always done again."""
+        again = self.plan.low_bit.keys() | self.plan.finishes.keys()
         try:
             return all(
-                part.spec.key not in self.plan.low_bit and digest(self._part(part, places)) == one["digest"]
+                part.spec.key not in again and digest(self._part(part, places)) == one["digest"]
                 for part, one in zip(item.parts, told, strict=True)
             )
         except (OSError, ValueError):
@@ -234,7 +235,7 @@ class ExportRun:
         opened = (
             open_export_source(self.options.source),
             open_repository(self.options.config),
-            open_fp8_source(self.options.fp8_from),
+            open_fp8_source(self.export.fp8.url),
         )
         return "/".join(filter(None, (one.digest for one in opened)))
 

@@ -11,7 +11,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from mappings.export.items import item_json
 from mappings.export.low_bit import LowBit
 from mappings.export.plan import ExportPlan
 from mappings.export.shards import INDEX_FILE, Place, all_places
@@ -25,6 +24,7 @@ from pipelines.byte_source import ByteSource, MissingFileError, open_source
 from pipelines.checkpoint import Checkpoint, open_checkpoint
 from pipelines.cluster_args import complete_args, plan_resources, refuse_out_of_reach
 from pipelines.expected import expected_parts
+from pipelines.exporting.carried_check import compare_scale, read_values
 from pipelines.exporting.manifest import ADAPTER_KIND, KIND
 from pipelines.exporting.planning import Export, options_of, plan_export
 from pipelines.exporting.repository import CONFIG
@@ -32,7 +32,7 @@ from pipelines.exporting.work import Task
 from pipelines.findings import Findings, open_findings
 from pipelines.kvstores import is_local
 from pipelines.memory import shared_budget
-from pipelines.orbax_view import OrbaxItem, read_region
+from pipelines.orbax_view import OrbaxItem
 from pipelines.receipts import Receipts
 from pipelines.runner import run_items
 from pipelines.sinks.listing import MANIFEST_NAME
@@ -131,7 +131,7 @@ def compare_tensors(
 
 def _line(item: WorkItem, manifest: Mapping[str, Any], places: Mapping[str, Place], plan: ExportPlan) -> str:
     """A work item with the digests that its parts must have, and where they lie."""
-    data = item_json(item, places, plan.chunks, plan.low_bit)
+    data = plan.item_json(item, places)
     data["digests"] = [_told(part, manifest) for part in item.parts]
     return json.dumps(data, separators=(",", ":")) + "\n"
 
@@ -164,7 +164,8 @@ class VerifyExport:
 
     def __call__(self, item: dict[str, Any]) -> dict[str, Any]:
         task = Task.from_json(item)
-        coding = task.held_bytes if task.low_bit else 0
+        decoded = any("scale" in read.tensor.stored for read in task.item.reads)
+        coding = task.held_bytes if task.low_bit or task.finishes or decoded else 0
         with shared_budget(self.run_token, self.worker_memory_bytes).admit(held_bytes(task.item) + coding):
             receipt = self._compare(task, item["digests"])
         self.receipts.add(task.item.id, receipt)
@@ -172,8 +173,7 @@ class VerifyExport:
 
     def _compare(self, task: Task, digests: list[str]) -> dict[str, Any]:
         def load(tensor: LogicalTensor, box: Box) -> np.ndarray:
-            key = tensor.stored["values"].file
-            return read_region(self.source.open(key), key, box)
+            return read_values(self.source, tensor, box)
 
         differences: list[Difference] = []
         item = task.item
@@ -184,6 +184,9 @@ class VerifyExport:
         ):
             if part.spec.key in task.low_bit:
                 differences += self._compare_low_bit(part, wanted, told, place, *task.low_bit[part.spec.key])
+            elif finish := task.finishes.get(part.spec.key):
+                found = self._found(Part(finish.spec, (0,) * len(finish.spec.shape)), *place)
+                differences += compare_scale(part, wanted, found, finish, told)
             else:
                 differences += compare_part(part, wanted, self._found(part, *place), told)
         elements = sum(math.prod(part.spec.box_shape(part.grid)) for part in item.parts)

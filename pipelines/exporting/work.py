@@ -2,12 +2,13 @@
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from mappings.export.finish import Finish
 from mappings.export.grid import Chunk
 from mappings.export.items import part_item, without_ops
 from mappings.export.low_bit import LowBit
@@ -15,6 +16,7 @@ from mappings.work import Part, WorkItem
 from pipelines.assemble import assemble
 from pipelines.byte_source import open_source
 from pipelines.exporting.files import ShardFiles
+from pipelines.exporting.finishing import finish_scale
 from pipelines.exporting.low_bit import low_bit_part
 from pipelines.exporting.reading import from_regions, read_regions
 from pipelines.memory import shared_budget
@@ -37,6 +39,7 @@ class Task:
       places: of each part's tensor: its file and the offset of its first byte.
       chunks: of each array that is read: the shape of what is read in one go.
       low_bit: part's key to the tensor of the FP8 checkpoint, and the place of its scale.
+      finishes: part's key to how the scale in it is finished.
       held_bytes: bound on the tensor bytes that it holds at once.
     """
 
@@ -44,6 +47,7 @@ class Task:
     places: tuple[tuple[str, int], ...]
     chunks: Mapping[str, Chunk]
     low_bit: Mapping[str, tuple[LowBit, tuple[str, int]]]
+    finishes: Mapping[str, Finish]
     held_bytes: int
 
     @classmethod
@@ -53,6 +57,7 @@ class Task:
             tuple((file, offset) for file, offset in data["places"]),
             {name: tuple(chunk) for name, chunk in data["chunks"].items()},
             {key: (LowBit.from_json(one), tuple(one["scale_place"])) for key, one in data["low_bit"].items()},
+            {key: Finish.from_json(one) for key, one in data["finishes"].items()},
             data["held_bytes"],
         )
 
@@ -83,7 +88,7 @@ def export_item(task: Task, source: OrbaxItem, files: ShardFiles, fp8: str, scra
             scales.append(scale)
         else:
             (written,) = assemble(one, load, [buffer])
-            files.write(part, *place, written)
+            written = _write(part, written, task.finishes.get(part.spec.key), place, files, fp8)
         told.append(_told(part.spec.key, part.grid, written))
     seconds = round(time.perf_counter() - started, 4)
     return {"item": item.id, "parts": told, "scales": scales, "read_bytes": item.read_bytes,
@@ -93,6 +98,33 @@ def export_item(task: Task, source: OrbaxItem, files: ShardFiles, fp8: str, scra
 def _told(key: str, grid: tuple[int, ...], array: np.ndarray) -> dict[str, Any]:
     array = np.ascontiguousarray(array)
     return {"array": key, "grid": list(grid), "digest": digest(array), "statistics": statistics(array).to_json()}
+
+
+def _write(
+    part: Part, array: np.ndarray, finish: Finish | None, place: tuple[str, int], files: ShardFiles, fp8: str
+) -> np.ndarray:
+    """Writes a part, finished where it is a scale's; what was written."""
+    if finish is None:
+        files.write(part, *place, array)
+        return array
+    scale = finish_scale(array, finish, open_source(fp8) if finish.source else None)
+    for one, row in _rows(scale, finish):
+        files.write(one, *place, row)
+    return scale
+
+
+def _rows(scale: np.ndarray, finish: Finish) -> Iterator[tuple[Part, np.ndarray]]:
+    """A whole scale in one piece; that of a part of a weight row by row of its own axis."""
+    spec = finish.spec
+    if scale.shape == spec.shape:
+        yield Part(spec, (0,) * scale.ndim), np.ascontiguousarray(scale)
+        return
+    dim = finish.scale.params["scale_axes"].index(finish.part_axis)
+    chunk = tuple(1 if at == dim else length for at, length in enumerate(spec.chunk))
+    for row in range(*finish.box()[dim]):
+        grid = tuple(row if at == dim else 0 for at in range(scale.ndim))
+        rows = scale.take([row - finish.box()[dim][0]], axis=dim)
+        yield Part(replace(spec, chunk=chunk, inner=chunk), grid), np.ascontiguousarray(rows)
 
 
 def _write_low_bit(
