@@ -17,6 +17,7 @@ from pipelines.cluster_args import complete_args, plan_resources, refuse_out_of_
 from pipelines.ferry import FerryWork
 from pipelines.job_commit import JobCommit
 from pipelines.kvstores import is_local
+from pipelines.leaf_values import with_leaves
 from pipelines.manifest import make_manifest, unfinished
 from pipelines.maxtext_settings import write_settings
 from pipelines.orbax_log import quiet_orbax
@@ -250,7 +251,7 @@ class _Conversion:
 
     def _check_chunks(self) -> None:
         winners = [receipt["attempt"] for receipt in self.receipts.values()]
-        self.sink.finalize(self.specs, winners, scalar_keys(self._leaves))
+        with_leaves(self.sink, self._leaves).finalize(self.specs, winners, scalar_keys(self._leaves))
 
     def _forget(self, error: ChunkError) -> None:
         """Drops the receipts of chunks that are not there after all (a machine that lost power)."""

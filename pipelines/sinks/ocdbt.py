@@ -1,7 +1,7 @@
 """OCDBT: each attempt writes a database of its own, and the commit merges the indexes of those that won."""
 
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -98,8 +98,13 @@ class OcdbtWriter(PartWriter):
 
 @dataclass(frozen=True)
 class OcdbtSink(Sink):
-    """Orbax's default form: few objects. Data stays where the parts wrote it; only indexes are merged."""
+    """Orbax's default form: few objects. Data stays where the parts wrote it; only indexes are merged.
 
+    Attributes:
+      beside: values of leaves that are no arrays of the plan, by key: ``finalize`` writes them in the same commit.
+    """
+
+    beside: Mapping[str, bytes] = field(default_factory=dict)
     store_format: ClassVar[str] = "ocdbt"
 
     def encoding_bytes(self, part_bytes: Sequence[int]) -> int:
@@ -147,6 +152,8 @@ class OcdbtSink(Sink):
             _open_store(part, context).experimental_copy_range_to(target).result()
         specs = [array_spec(root, array, self.array_metadata(array)) for array in arrays]
         write_metadata(arrays, specs, context, transaction)
+        for key, value in self.beside.items():
+            target.write(key, value).result()
         transaction.commit_async().result()
 
     def _keys(self, context: "ts.Context") -> list[str]:
@@ -162,19 +169,38 @@ class OcdbtSink(Sink):
                 shutil.rmtree(Path(self.root, _PARTS, loser), ignore_errors=True)
 
 
-def copy_values(source_root: str, target_root: str) -> None:
-    """Copies every value of one item's database into another's: the few small ones that Orbax wrote elsewhere.
+def read_values(root: str) -> dict[str, bytes]:
+    """Every value of an item's database, by key; for databases of few small ones.
 
     Raises:
       FerryError: the store refuses.
     """
-    context, transaction = new_context(), _new_transaction()
     try:
-        source = _open_store(_database(kvstore(source_root)), context)
-        target = _open_store(_database(kvstore(target_root)), context).with_transaction(transaction)
-        for key in source.list().result():
-            target.write(key, source.read(key).result().value).result()
-        transaction.commit_async().result()
+        source = _open_store(_database(kvstore(root)), new_context())
+        return {key.decode(): bytes(source.read(key).result().value) for key in source.list().result()}
+    except Exception as error:
+        raise store_error(root, "the leaves beside the arrays read", error) from error
+
+
+def copy_values(source_root: str, target_root: str) -> None:
+    """Copies every value of one item's database into another's: the few small ones that Orbax wrote elsewhere.
+
+    Where the target has them already its index is not written again.
+
+    Raises:
+      FerryError: the store refuses.
+    """
+    transaction = _new_transaction()
+    try:
+        store = _open_store(_database(kvstore(target_root)), new_context())
+        wanted = read_values(source_root).items()
+        new = {key: value for key, value in wanted if store.read(key).result().value != value}
+        for key, value in new.items():
+            store.with_transaction(transaction).write(key, value).result()
+        if new:
+            transaction.commit_async().result()
+    except FerryError:
+        raise
     except Exception as error:
         raise store_error(target_root, "the leaves beside the arrays written", error) from error
 

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from dataclasses import fields, replace
 
 import pytest
 import tiny_llama
@@ -155,6 +156,9 @@ def finished(gcs, job_and_objects, small_items) -> JobCommit:
 
 def test_its_options_survive_the_way(finished):
     assert JobCommit.parsed(finished.encoded()) == finished
+    texts = {field.name: f"a {field.name}" for field in fields(ConversionOptions) if field.type in (str, "str")}
+    other = replace(finished, options=ConversionOptions(**texts, target=PlanOptions(False, "source", 7, 9)))
+    assert JobCommit.parsed(other.encoded()) == other
     assert finished.run_digest == run_digest(plan_conversion(finished.options), finished.output)
 
 
