@@ -1,5 +1,6 @@
 """Where the workers of a verification leave what they find: a scratch folder, or one beside the output that workers on
-other machines reach too. It is removed at the end, whatever the end is.
+other machines reach too. It is removed at the end, whatever the end is; what a killed verification left is removed by
+the next, once nothing was written there for `_STALE_SECONDS`.
 
     gs://bucket/output/.tensorferry-verify-TOKEN/items.jsonl   the work items
     gs://bucket/output/.tensorferry-verify-TOKEN/found/        what was found, one object for each
@@ -8,6 +9,7 @@ other machines reach too. It is removed at the end, whatever the end is.
 import re
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,10 +23,14 @@ from pipelines.kvstores import is_local
 from pipelines.objects import Objects
 from pipelines.receipt_count import ReceiptCount
 from pipelines.receipts import Receipts
+from pipelines.remote_source import BucketSource
 from pipelines.runner import RunOptions
 from pipelines.sink import make_directory
 
 _ITEMS = "items.jsonl"
+_NAME = ".tensorferry-verify-"
+# Longer than any single comparison takes: each leaves a finding.
+_STALE_SECONDS = 3600.0
 _STEP = re.compile(r"(?P<output>.+)/\d+/[^/]+")
 
 
@@ -88,7 +94,8 @@ def open_findings(output: str, are_elsewhere: bool) -> Iterator[Findings]:
         if not are_elsewhere:
             yield Findings(Path(scratch), scratch)
             return
-        shared = f"{_around(output)}/.tensorferry-verify-{uuid.uuid4().hex[:12]}"
+        _remove_stale(_around(output))
+        shared = f"{_around(output)}/{_NAME}{uuid.uuid4().hex[:12]}"
         if is_local(shared):
             make_directory(shared)
         try:
@@ -101,6 +108,32 @@ def _around(output: str) -> str:
     """The folder that holds the steps, for a step's item; the output itself otherwise."""
     match = _STEP.fullmatch(output.rstrip("/"))
     return match["output"] if match else output.rstrip("/")
+
+
+def _remove_stale(around: str) -> None:
+    """Removes folders of verifications that were killed; what refuses stays."""
+    now = time.time()
+    for folder, newest in (_local_folders if is_local(around) else _bucket_folders)(around).items():
+        if now - newest > _STALE_SECONDS:
+            _remove(folder)
+
+
+def _local_folders(around: str) -> dict[str, float]:
+    """Folders of verifications, and when the newest file in each was written, in seconds since 1970."""
+    folders = Path(around).glob(f"{_NAME}*")
+    try:
+        return {str(one): max(path.stat().st_mtime for path in (one, *one.rglob("*"))) for one in folders}
+    except OSError:
+        return {}  # one is being removed at this moment
+
+
+def _bucket_folders(around: str) -> dict[str, float]:
+    try:
+        names = BucketSource(around).folders()
+        found = {f"{around}/{name}": Objects(f"{around}/{name}").newest() for name in names if name.startswith(_NAME)}
+    except FerryError:
+        return {}
+    return {folder: newest.timestamp() for folder, newest in found.items() if newest}
 
 
 def _remove(shared: str) -> None:
