@@ -92,8 +92,16 @@ def _version() -> str:
     return version("tensorferry")
 
 
+def _multiply_alone() -> None:
+    """Keeps numpy, here and in worker processes, from multiplying with threads of its own: there are enough of ours,
+    and those wait for each other for ten times as long as they multiply."""
+    for library in ("OPENBLAS", "MKL", "OMP"):
+        os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code; a foreseeable fault is shown as sentences."""
+    _multiply_alone()
     args, rest = build_parser().parse_known_args(argv)
     takes_beam = args.command in ("convert", "export", "migrate", "verify")
     if rest and not takes_beam:

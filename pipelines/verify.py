@@ -212,7 +212,9 @@ def held_bytes(item: WorkItem) -> int:
     """Tensor bytes that comparing an item holds: what is expected, what it is made of, and the largest part as read
     together with its mask."""
     largest = max(part.nbytes for part in item.parts)
-    read = 3 * max(item.read_bytes // max(1, len(item.reads)), 1)
+    # A merged weight is float32 before it is rounded.
+    copies = 5 if item.factor_bytes else 3
+    read = copies * max(item.read_bytes // max(1, len(item.reads)), 1)
     return item.write_bytes + 3 * largest + read + item.factor_bytes
 
 

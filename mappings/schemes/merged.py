@@ -10,6 +10,7 @@
 - ``row``: where the weight's rows begin among those of the product.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,8 @@ from transforms.dtypes import stored_bytes
 FACTORS = ("lora_a", "lora_b")
 # Two limbs in float64.
 _WIDE_BYTES = 16
+# Scratch of a product: five arrays in float64 of at most so many elements.
+_SCRATCH_BYTES, _SCRATCH_ITEMS = 40, 1 << 17
 # The geometry of a weight that is read as stored.
 _PLAIN = Scheme("plain", "")
 
@@ -116,9 +119,10 @@ def factor_boxes(logical: LogicalTensor, box: Box) -> dict[str, Box]:
 
 
 def factor_bytes(logical: LogicalTensor, box: Box) -> tuple[int, int]:
-    """Bytes of A and B read for a region of a merged weight, and bytes held of them, as limbs too."""
+    """Bytes of A and B read for a region of a merged weight, and bytes held of them, as limbs, and of their product."""
     boxes = factor_boxes(logical, box)
     shapes = {role: tuple(stop - start for start, stop in one) for role, one in boxes.items()}
     read = sum(stored_bytes(logical.stored[role].dtype, shape) for role, shape in shapes.items())
     wide = logical.params["rank"] * (shapes["lora_a"][1] + shapes["lora_b"][0])
-    return read, read + _WIDE_BYTES * wide
+    elements = math.prod(stop - start for start, stop in box)
+    return read, read + _WIDE_BYTES * wide + _SCRATCH_BYTES * min(elements, _SCRATCH_ITEMS)

@@ -254,14 +254,14 @@ def test_parts_of_weights_that_are_left_out_are_listed(source, tmp_path):
 
 
 def test_memory_counts_the_factors(source, tmp_path):
-    """A and B as they are read, and in two limbs of float64 each, beside what the weights take."""
+    """A and B as they are read, two limbs of float64 each, and scratch for their product."""
     rank = 200
     lora = adapter(tmp_path / "a", good(Q, rank=rank), rank)
     target = PlanOptions(scan_layers=False, chunk_bytes=1 << 20)
     options = ConversionOptions(str(source), target=target)
     merged = plan_conversion(replace(options, lora=str(lora))).plan
     item = next(item for item in merged.items() for read in item.reads if read.tensor.name == f"{Q}.weight")
-    assert item.factor_bytes == rank * (48 + 10) * (4 + 16)
+    assert item.factor_bytes == rank * (48 + 10) * (4 + 16) + 40 * 48 * 10
     bare = next(one for one in plan_conversion(options).plan.items() if one.id == item.id)
     assert item.read_bytes == bare.read_bytes + rank * (48 + 10) * 4
     assert item.held_bytes >= bare.held_bytes + item.factor_bytes
