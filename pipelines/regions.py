@@ -57,6 +57,11 @@ class ScratchPool:
         self._free: list[Scratch] = []
         self._lock = threading.Lock()
 
+    def clear(self) -> None:
+        """Lets go of what lies unused."""
+        with self._lock:
+            self._free.clear()
+
     @contextmanager
     def lend(self) -> Iterator[Scratch]:
         """A scratch for the length of the ``with`` block."""

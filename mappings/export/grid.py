@@ -95,39 +95,80 @@ def common_grains(every: Sequence[Sequence[Grain]]) -> list[Grain]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Bytes that the elements of a tensor take, and the source's chunks.
+
+    Attributes:
+      read: bytes of an element as it is read, over all arrays.
+      part: bytes of an element of the part that is being written, with all that it is worked out from.
+      chunk: bytes of the largest chunk that must be decoded.
+      lone: whether everything that an item reads of an array lies in one chunk, which then is decoded once.
+    """
+
+    read: int
+    part: int
+    chunk: int
+    lone: bool
+
+    def held(self, region: int, part: int) -> int:
+        """Bytes that an item of so many read elements and so many elements in a part holds at once."""
+        own, made = self.read * region, self.part * part
+        reading = reading_extra(own, self.chunk) if self.lone else 2 * max(BLOCK_BYTES, self.chunk)
+        return own + max(reading, made + BLOCK_COPIES * min(BLOCK_BYTES, made))
+
+    def left(self, bound: int) -> int:
+        """Bytes of a bound that are left for parts when the largest chunk is there."""
+        chunks = self.chunk if self.lone else 2 * max(BLOCK_BYTES, self.chunk)
+        return bound - chunks - BLOCK_COPIES * BLOCK_BYTES
+
+
+def reading_extra(region_bytes: int, chunk_bytes: int) -> int:
+    """Bytes beside a region while it is read out of one chunk: the chunk as stored and decoded, then decoded alone."""
+    return max(chunk_bytes, 2 * chunk_bytes - region_bytes)
+
+
 def choose_cutting(
-    shape: Chunk, itemsize: int, cuts: Sequence[Grain], group: Mapping[str, int], limits: Limits, reading_bytes: int
+    shape: Chunk, cuts: Sequence[Grain], group: Mapping[str, int], limits: Limits, weights: Weights
 ) -> Cutting:
     """Cuts at the borders of the source's chunks, and across them only where memory asks for it.
 
     Args:
       shape: of one tensor.
-      itemsize: bytes of an element, as read or as written, whichever is more.
       cuts: its axes that may be cut; the first axis gives way first, so that parts stay rows of the file.
       group: split dim to the positions that one chunk holds.
       limits: on the bytes of a work item.
-      reading_bytes: what the source needs to read a chunk, whatever the part.
+      weights: of its elements and chunks.
     """
     chunk, groups = list(shape), dict(group)
+    itemsize = max(weights.read, weights.part)
     for cut in cuts:
         if _bytes(chunk, groups, itemsize) > limits.aim_bytes:
             _cut(chunk, groups, itemsize, cut.axis, cut.grain, limits.aim_bytes)
 
     def too_much() -> bool:
-        part = itemsize * math.prod(chunk)
-        held = _bytes(chunk, groups, itemsize) + part + BLOCK_COPIES * min(BLOCK_BYTES, part)
-        return held + reading_bytes > limits.bound_bytes
+        return weights.held(_bytes(chunk, groups, 1), math.prod(chunk)) > limits.bound_bytes
 
-    left_bytes = limits.bound_bytes - reading_bytes - BLOCK_COPIES * BLOCK_BYTES
+    left_bytes = weights.left(limits.bound_bytes)
     if left_bytes < itemsize:
         return Cutting(tuple(chunk), groups)  # whatever the parts, reading them does not fit
-    while too_much() and max(groups.values(), default=1) > 1:
-        widest = max(groups, key=lambda atom: groups[atom])
-        groups[widest] = -(-groups[widest] // 2)
+    if not weights.lone:
+        while too_much() and max(groups.values(), default=1) > 1:
+            widest = max(groups, key=lambda atom: groups[atom])
+            groups[widest] = -(-groups[widest] // 2)
     for cut in cuts:
         if too_much():
-            _cut(chunk, groups, itemsize, cut.axis, cut.unit, left_bytes // 2)
+            _cut(chunk, {} if weights.lone else groups, itemsize, cut.axis, cut.unit, left_bytes // 2)
     return Cutting(tuple(chunk), groups)
+
+
+def in_one_chunk(box: Box, chunk: Chunk) -> bool:
+    """Whether a box lies inside one chunk.
+
+    >>> in_one_chunk(((2, 4), (0, 3)), (2, 3)), in_one_chunk(((1, 3), (0, 3)), (2, 3))
+    (True, False)
+    """
+    return all(start // step == (stop - 1) // step for (start, stop), step in zip(box, chunk, strict=True))
 
 
 def hull(geometry: Geometry, ranges: Mapping[str, Range]) -> Box:

@@ -10,7 +10,7 @@ from mappings.arrays import TargetArray, Use
 from mappings.chunking import SMALL_ARRAY_BYTES
 from mappings.compiled import CompiledRule
 from mappings.export.finish import COPIES, Finish
-from mappings.export.grid import Chunk, Cutting, hull, touched
+from mappings.export.grid import Chunk, Cutting, hull, in_one_chunk, reading_extra, touched
 from mappings.export.low_bit import BYTES_PER_ELEMENT, LowBit
 from mappings.export.shards import Place
 from mappings.geometry import Box, Range
@@ -145,24 +145,39 @@ def region_bytes(item: WorkItem) -> int:
     )
 
 
-def reading_bytes(chunk: Chunk, dtype: str) -> int:
-    """Bytes that reading one box takes beside its result: a few chunks, as stored and decoded."""
-    return 2 * max(BLOCK_BYTES, numpy_dtype(dtype).itemsize * math.prod(chunk))
+def chunk_bytes(chunk: Chunk, dtype: str) -> int:
+    """Bytes of what is read in one go, decoded."""
+    return numpy_dtype(dtype).itemsize * math.prod(chunk)
+
+
+def is_taken_whole(box: Box, chunk: Chunk, dtype: str) -> bool:
+    """Whether a box is read in one go and stays where the store put it: it lies in one chunk, and that is big."""
+    return chunk_bytes(chunk, dtype) > BLOCK_BYTES and in_one_chunk(box, chunk)
 
 
 def held_bytes(
     item: WorkItem, chunks: Mapping[str, Chunk], low_bit: Mapping[str, LowBit], finishes: Mapping[str, Finish]
 ) -> int:
-    """Bound on the tensor bytes that an item holds at once: what it read, the chunks on their way in, one part, the
-    blocks between them, and what a low-bit part or a finished scale is worked out from."""
+    """Bound on the tensor bytes that an item holds at once: what it read, and either the chunks on their way in, or one
+    part, the blocks between them, and what a low-bit part or a finished scale is worked out from."""
     elements = (math.prod(part.spec.box_shape(part.grid)) for part in item.parts if part.spec.key in low_bit)
     coding = BYTES_PER_ELEMENT * max(elements, default=0)
     finishing = COPIES * max((part.nbytes for part in item.parts if part.spec.key in finishes), default=0)
     largest = max(part.nbytes for part in item.parts)
-    reading = max(
-        reading_bytes(chunks[one.name], one.dtype) for read in item.reads for one in read.tensor.stored.values()
-    )
-    return region_bytes(item) + reading + largest + BLOCK_COPIES * min(BLOCK_BYTES, largest) + coding + finishing
+    writing = largest + BLOCK_COPIES * min(BLOCK_BYTES, largest) + coding + finishing
+    return region_bytes(item) + max(writing, _reading_bytes(item, chunks))
+
+
+def _reading_bytes(item: WorkItem, chunks: Mapping[str, Chunk]) -> int:
+    """Bytes that reading takes at most beside what is read: a few chunks, as stored and decoded."""
+    extra = 0
+    for read in item.reads:
+        for stored, box in stored_boxes(read.tensor, read_box(read, item.moves[read.move])):
+            chunk, whole = chunks[stored.name], chunk_bytes(chunks[stored.name], stored.dtype)
+            region = numpy_dtype(stored.dtype).itemsize * math.prod(stop - start for start, stop in box)
+            one = is_taken_whole(box, chunk, stored.dtype)
+            extra = max(extra, reading_extra(region, whole) if one else 2 * max(BLOCK_BYTES, whole))
+    return extra
 
 
 def part_item(item: WorkItem, part: int) -> WorkItem:

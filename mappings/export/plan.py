@@ -114,7 +114,7 @@ def make_export_plan(
     rules = kept.inverse()
     bare = replace(family, ties=(), ignores=(), notes=(*family.notes, *_cropped(rules)))
     options = replace(wanted.target, dtype="source")
-    plan = plan_rules(bare, rules, tensors, options, source_digest, hf_path, carry=False)
+    plan = plan_rules(bare, rules, tensors, options, source_digest, hf_path, carry=False, bounded=False)
     problems = (*kept.problems, *undecoded) or plan.problems
     if problems:
         return _export_plan(replace(plan, problems=problems), wanted, (), {}, chunks)
@@ -126,7 +126,9 @@ def make_export_plan(
     changing = {name: tensor for name, tensor in wanted.low_bit.items() if name not in kept.codes}
     low_bit, problems = _low_bit(arrays, changing, forward)
     made = _export_plan(replace(plan, problems=problems), wanted, arrays, cuttings, chunks, low_bit, kept.finishes)
-    return replace(made, problems=(*problems, *(() if problems else _too_big(made))))
+    too_big = () if problems else tuple(_too_big(made))
+    # What a plan has worked out of its work items stays with it.
+    return replace(made, problems=too_big) if too_big else made
 
 
 def _others(rules: Sequence[CompiledRule], tensors: Mapping[str, LogicalTensor], kept: Kept) -> set[str]:
@@ -208,12 +210,13 @@ def _too_big(plan: ExportPlan) -> Iterator[Problem]:
         if held > bound:
             array = item.reads[0].tensor.name
             worst[array] = max(worst.get(array, (0, "")), (held, item.parts[0].spec.key))
+    enough = max((held for held, _ in worst.values()), default=0)
     for array, (held, name) in worst.items():
         yield Problem(
             array,
             f"work items of at most {bound:,} bytes (--worker-memory-bytes)",
-            f"one that needs {held:,} for {name}: a stored chunk is read whole",
-            f"Run with --worker-memory-bytes {held}.",
+            f"one that needs {held:,} for {name}: a stored chunk is decoded whole",
+            f"Run with --worker-memory-bytes {enough}: such an item runs alone in its worker.",
         )
 
 

@@ -5,11 +5,24 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mappings.arrays import FLOATS, TargetArray
-from mappings.export.grid import Chunk, Cutting, Limits, choose_cutting, common_grains, grains, group_sizes
-from mappings.export.items import reading_bytes, stored_dtype
+from mappings.compiled import CompiledRule
+from mappings.export.grid import (
+    Chunk,
+    Cutting,
+    Limits,
+    Weights,
+    choose_cutting,
+    common_grains,
+    grains,
+    group_sizes,
+    hull,
+    in_one_chunk,
+)
+from mappings.export.items import chunk_bytes, stored_dtype
 from mappings.export.low_bit import BYTES_PER_ELEMENT
 from mappings.plan import PlanOptions
 from mappings.tensors import LogicalTensor, StoredTensor
+from mappings.work import BLOCK_BYTES
 from transforms.dtypes import numpy_dtype
 
 SHARD_BYTES = 5_000_000_000
@@ -111,11 +124,26 @@ class Cutter:
         cuts = [] if array.name in self._whole else common_grains(every)
         sizes = [group_sizes(rule, chunk) for rule, chunk in zip(rules, chunks, strict=True)]
         group = {atom: min(one.get(atom, 1) for one in sizes) for atom in sizes[0]}
-        reading = max(reading_bytes(chunk, stored_dtype(one)) for chunk, one in zip(chunks, found, strict=True))
-        itemsize = max(numpy_dtype(name).itemsize for name in (dtype, *(stored_dtype(one) for one in found)))
+        part = numpy_dtype(dtype).itemsize
         if low_bit and "blocks" in low_bit.params:
-            itemsize = max(itemsize, BYTES_PER_ELEMENT)
+            part += BYTES_PER_ELEMENT
             cuts = [cut.at_blocks(block) for cut in cuts if (block := low_bit.params["blocks"][cut.axis])]
             cuts = [cut for cut in cuts if cut.unit < array.spec.shape[cut.axis]]
         limits = Limits(self._wanted.target.effective_chunk_bytes, self._wanted.worker_memory_bytes)
-        return choose_cutting(array.spec.shape, itemsize, cuts, group, limits, reading)
+        largest = max(chunk_bytes(chunk, stored_dtype(one)) for chunk, one in zip(chunks, found, strict=True))
+        read = max(numpy_dtype(stored_dtype(one)).itemsize for one in found)
+        lone = Weights(read, part, largest, largest > BLOCK_BYTES)
+        made = choose_cutting(array.spec.shape, cuts, group, limits, lone)
+        if all(_is_lone(rule, chunk, made) for rule, chunk in zip(rules, chunks, strict=True)):
+            return made
+        return choose_cutting(array.spec.shape, cuts, group, limits, replace(lone, lone=False))
+
+
+def _is_lone(rule: CompiledRule, chunk: Chunk, cutting: Cutting) -> bool:
+    """Whether the first item of a cutting reads inside one chunk."""
+    ranges = rule.ranges(tuple((0, length) for length in cutting.chunk))
+    if ranges is None:
+        return True
+    split = {atom: (0, min(size, rule.sizes[atom])) for atom, size in cutting.group.items()}
+    stacked = dict.fromkeys(rule.stack, (0, 1))
+    return in_one_chunk(hull(rule.source, {**ranges, **split, **stacked}), chunk)

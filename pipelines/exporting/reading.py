@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mappings.export.grid import Chunk
-from mappings.export.items import read_box, stored_boxes
+from mappings.export.items import is_taken_whole, read_box, stored_boxes
 from mappings.geometry import Box
 from mappings.schemes import scheme_of
 from mappings.tensors import LogicalTensor, StoredTensor
@@ -33,14 +33,20 @@ def read_regions(item: WorkItem, chunks: Mapping[str, Chunk], source: OrbaxItem,
         for read in item.reads
         for stored, box in stored_boxes(read.tensor, read_box(read, item.moves[read.move]))
     }
-    sizes = [math.prod(box_shape(box)) * numpy_dtype(stored.dtype).itemsize for (_, box), stored in boxes.items()]
+    copied = {key: stored for key, stored in boxes.items() if not _is_taken(key[1], stored, chunks)}
+    sizes = [math.prod(box_shape(box)) * numpy_dtype(stored.dtype).itemsize for (_, box), stored in copied.items()]
     arena, at, regions = scratch.take("regions", sum(-(-size // 64) * 64 for size in sizes)), 0, []
-    for ((name, box), stored), size in zip(boxes.items(), sizes, strict=True):
+    for ((name, box), stored), size in zip(copied.items(), sizes, strict=True):
         out = arena[at : at + size].view(numpy_dtype(stored.dtype)).reshape(box_shape(box))
         read_into(out, source, stored, box, chunks[name])
         regions.append((name, box, out))
         at += -(-size // 64) * 64
-    return regions
+    taken = [(key, stored) for key, stored in boxes.items() if key not in copied]
+    return regions + [(name, box, read_region(source.open(one.file), one.file, box)) for (name, box), one in taken]
+
+
+def _is_taken(box: Box, stored: StoredTensor, chunks: Mapping[str, Chunk]) -> bool:
+    return is_taken_whole(box, chunks[stored.name], stored.dtype)
 
 
 def read_into(out: np.ndarray, source: OrbaxItem, stored: StoredTensor, box: Box, chunk: Chunk) -> None:

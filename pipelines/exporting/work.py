@@ -175,7 +175,10 @@ class ExportWork:
         task = Task.from_json(item)
         pool = _pools.setdefault(self.run_token, ScratchPool(self.worker_memory_bytes // 2))
         budget = shared_budget(self.run_token, self.worker_memory_bytes)
-        with budget.admit(task.held_bytes), pool.lend() as scratch:
-            receipt = export_item(task, self.source, self.files, self.fp8, scratch)
+        with budget.admit(task.held_bytes):
+            if 2 * task.held_bytes > self.worker_memory_bytes:
+                pool.clear()  # what is kept for later items must not stand beside one that needs nearly all
+            with pool.lend() as scratch:
+                receipt = export_item(task, self.source, self.files, self.fp8, scratch)
         self.receipts.add(task.item.id, receipt)
         return receipt

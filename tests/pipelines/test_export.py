@@ -1,6 +1,8 @@
 """Exports from end to end: from MaxText's formulas, saved by stock Orbax, to files that others read."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -219,5 +221,27 @@ def test_chunks_over_all_layers_are_read_once(orbax, llama):
 
 def test_a_chunk_that_does_not_fit_is_refused_with_the_memory_it_needs(orbax, llama):
     options = ExportOptions(str(orbax), str(llama), worker_memory_bytes=1 << 20)
-    with pytest.raises(PlanError, match=r"a stored chunk is read whole\. Run with --worker-memory-bytes"):
+    with pytest.raises(PlanError, match=r"a stored chunk is decoded whole\. Run with --worker-memory-bytes") as error:
         plan_export(options).plan.require()
+    enough = max(int(number) for number in re.findall(r"--worker-memory-bytes (\d+)", str(error.value)))
+    assert not plan_export(replace(options, worker_memory_bytes=enough)).plan.problems
+
+
+BIG = Sizes(layers=6, vocab=50, embed=256, heads=4, kv_heads=2, head_dim=8, mlp=2000)
+
+
+def test_a_chunk_of_all_layers_is_decoded_once_when_two_of_it_fit(tmp_path, monkeypatch):
+    """Stock Orbax, one compressed chunk per array: whatever it is exported to, no chunk is read twice."""
+    tensors = llama_tensors(BIG)
+    source = stock(tmp_path / "item", llama_expected(tensors, BIG))
+    repository = write_repository(tmp_path / "hf", llama_config(BIG), tensors)
+    bound = 2 * 256 * 6 * 2000 * 2
+    options = ExportOptions(str(source), str(repository), worker_memory_bytes=bound - 1)
+    with pytest.raises(PlanError, match=rf"needs {bound:,} for .*gate_proj.*--worker-memory-bytes {bound}"):
+        plan_export(options).plan.require()
+    outcome = export_here(monkeypatch, source, repository, tmp_path / "out", worker_memory_bytes=bound)
+    assert outcome.export.plan.amplification == 1
+    assert_same(read_repository(tmp_path / "out"), tensors)
+    wider = plan_export(replace(options, worker_memory_bytes=bound + (5 << 20), dtype="float32")).plan
+    assert not wider.problems
+    assert wider.amplification == 1
