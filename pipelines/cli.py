@@ -6,9 +6,9 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
 
 from mappings.problems import FerryError, PlanError
+from pipelines import interrupts
 from pipelines.kvstores import gcs_by_grpc
 
 COMMANDS = {
@@ -106,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     takes_beam = args.command in ("convert", "export", "migrate", "verify")
     if rest and not takes_beam:
         build_parser().error(f"unrecognized arguments: {' '.join(rest)}")
+    interrupts.say(_interrupted(args.command))
     try:
         with gcs_by_grpc(args.gcs_grpc):
             return args.run(args, rest) if takes_beam else args.run(args)
@@ -115,9 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _tell_plan(error, args.debug)
     except FerryError as error:
         return _tell(error, args.debug)
-    except KeyboardInterrupt:
-        resume = "Run the same command again to resume." if args.command in _RESUMABLE else "Nothing was changed."
-        return _tell(FerryError(f"Interrupted. {resume}"), args.debug)
+    except KeyboardInterrupt:  # of those who call this; the program itself takes no exception for it
+        return _tell(FerryError(_interrupted(args.command)), args.debug)
     except BrokenPipeError:
         # The reader of our output went away (`| head`): not a fault.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -125,6 +125,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         return _tell(FerryError(f"{error.strerror or error}{where}"), args.debug)
+
+
+def _interrupted(command: str) -> str:
+    resume = "Run the same command again to resume." if command in _RESUMABLE else "Nothing was changed."
+    return f"Interrupted. {resume}"
 
 
 def _tell_plan(error: PlanError, debug: bool) -> int:
@@ -148,18 +153,3 @@ def _tell(error: FerryError, debug: bool) -> int:
 def _trace(debug: bool) -> None:
     if debug:
         traceback.print_exc()
-
-
-def entry() -> NoReturn:
-    """The console script. Leaves without tearing down Beam, gRPC and Orbax, which takes half a second."""
-    from pipelines.supervisor import leave
-
-    code = main()
-    try:
-        leave(code)
-    except BrokenPipeError:
-        os._exit(code)
-
-
-if __name__ == "__main__":
-    entry()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NoReturn, Protocol
 
 from mappings.problems import FerryError
+from pipelines import interrupts
 from pipelines.stop_flag import StopFlag
 
 _POLL_SECONDS = 0.1
@@ -34,8 +35,11 @@ class Interrupted(FerryError):
 
 def leave(exit_code: int) -> NoReturn:
     """Ends the process now, whatever its threads are doing; buffered output is written first."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:  # the reader of our output went away
+        pass
     os._exit(exit_code)
 
 
@@ -78,16 +82,18 @@ def supervise(run: Callable[[], None], deaths: Deaths, stop: StopFlag, grace_sec
     thread = _Outcome(run)
     thread.start()
     try:
-        _wait(thread, deaths, stop)
+        with interrupts.watched() as asked:
+            _wait(thread, deaths, stop, asked)
     except KeyboardInterrupt:
         stop.set()
         raise Interrupted(still_running=not _ends_within(grace_seconds, thread)) from None
     return thread.error
 
 
-def _wait(thread: _Outcome, deaths: Deaths, stop: StopFlag) -> None:
+def _wait(thread: _Outcome, deaths: Deaths, stop: StopFlag, asked: threading.Event) -> None:
     while not thread.ended.wait(_POLL_SECONDS) and not deaths.exit_codes:
-        pass
+        if asked.is_set():
+            raise KeyboardInterrupt
     if not thread.ended.is_set():
         stop.set()
         thread.ended.wait(_DEATH_GRACE_SECONDS)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-_COMMAND = (sys.executable, "-m", "pipelines.cli")
+_COMMAND = (sys.executable, "-m", "pipelines")
 
 
 def environment(**changes: str) -> dict[str, str]:

@@ -3,11 +3,15 @@
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from checkpoints import llama_config, llama_tensors, write_checkpoint
-from commands import python, tensorferry
+from commands import environment, python, tensorferry
 
 from pipelines.cli import COMMANDS, main
 
@@ -193,7 +197,7 @@ def test_a_failure_shows_its_traceback_only_when_asked_to(llama, session):
 def test_a_reader_that_goes_away_is_no_fault(llama, tmp_path):
     code = """
 import subprocess, sys
-words = [sys.executable, "-m", "pipelines.cli", "plan", "--source", sys.argv[1]]
+words = [sys.executable, "-m", "pipelines", "plan", "--source", sys.argv[1]]
 process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 process.stdout.close()
 print(repr(process.stderr.read()), process.wait())
@@ -204,7 +208,7 @@ print(repr(process.stderr.read()), process.wait())
 def test_on_a_terminal_the_bar_ends_with_a_line_of_its_own(llama, tmp_path):
     code = """
 import os, pty, sys
-words = [sys.executable, "-m", "pipelines.cli", "convert", "--source", sys.argv[1], "--output", sys.argv[2]]
+words = [sys.executable, "-m", "pipelines", "convert", "--source", sys.argv[1], "--output", sys.argv[2]]
 sys.exit(os.waitstatus_to_exitcode(pty.spawn(words)))
 """
     said = python(code, llama, tmp_path / "out").replace("\r\n", "\n")
@@ -219,3 +223,25 @@ def test_a_path_of_the_home_directory_is_expanded(llama, tmp_path, monkeypatch, 
     os.symlink(llama, tmp_path / "model")
     assert main(["convert", "--source", "~/model", "--output", "~/out"]) == 0
     assert (tmp_path / "out" / "0" / "items" / "_METADATA").is_file()
+
+
+_STARTING = """
+from pipelines import interrupts, start
+real = interrupts.install
+interrupts.install = lambda: (real(), print("ready", flush=True))
+start.entry()
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.03, 0.1, 0.25, 0.5])
+def test_ctrl_c_is_a_sentence_from_the_first_line_on(llama, tmp_path, seconds):
+    """While it imports, reads its arguments, plans, and starts Beam."""
+    words = [sys.executable, "-c", _STARTING, "convert", "--source", str(llama), "--output", str(tmp_path)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, complaints = process.communicate(timeout=60)
+    assert process.returncode == 1, complaints
+    assert complaints.splitlines()[-1].startswith("tensorferry: Interrupted.")
+    assert "Traceback" not in complaints
