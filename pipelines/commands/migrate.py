@@ -50,6 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--worker-memory-bytes", type=byte_count, default=1 << 30, metavar="BYTES",
         help="bound on tensor bytes that one worker process holds at once (default 1GiB)",
     )  # fmt: skip
+    parser.add_argument(
+        "--take-over", action="store_true",
+        help="take an output on gs:// from another process that is at work on it, without waiting until it is silent",
+    )  # fmt: skip
     parser.add_argument("--progress-seconds", type=float, default=5.0, metavar="S", help="between lines of progress")
 
 
@@ -130,6 +134,7 @@ def _options(args: argparse.Namespace, beam_args: Sequence[str]):
         worker_memory_bytes=args.worker_memory_bytes,
         beam_args=tuple(beam_args),
         progress_seconds=args.progress_seconds,
+        take_over=args.take_over,
     )
 
 

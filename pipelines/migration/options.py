@@ -32,6 +32,7 @@ class MigrationOptions:
       worker_memory_bytes: bound on tensor bytes that one worker process holds at once.
       beam_args: Beam's options.
       progress_seconds: time between lines of progress where there is no terminal.
+      take_over: take an output in a bucket from another process that is at work on it.
     """
 
     source: str
@@ -50,6 +51,7 @@ class MigrationOptions:
     worker_memory_bytes: int = 1 << 30
     beam_args: tuple[str, ...] = ()
     progress_seconds: float = 5.0
+    take_over: bool = False
 
     def require(self) -> None:
         """Checks what can be checked without reading anything.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mappings.problems import PlanError, Problem
 from pipelines.beam_args import choose_engine
+from pipelines.bucket_lock import LOCK_NAME, BucketLock
 from pipelines.kvstores import is_local
 from pipelines.migration.options import MigrationOptions
 from pipelines.migration.places import Places
@@ -43,12 +44,29 @@ def run_state(options: MigrationOptions) -> Iterator[State]:
       PlanError: the output cannot be written.
       FerryError: another process is at work on it.
     """
-    if options.dry_run or not is_local(options.output):
+    if options.dry_run:
         with _temporary_state(options) as state:
+            yield state
+    elif not is_local(options.output):
+        with _locked(options), _temporary_state(options) as state:
             yield state
     else:
         with _state_in(Path(options.output, STATE_NAME), options) as state:
             yield state
+
+
+@contextmanager
+def _locked(options: MigrationOptions) -> Iterator[None]:
+    """Keeps other processes from an output in a bucket; removes what a killed one left."""
+    home = f"{options.output.rstrip('/')}/{STATE_NAME}"
+    lock = BucketLock(home, options.output)
+    lock.acquire(options.take_over)
+    try:
+        leavings = Objects(home)
+        leavings.delete_all(name for name in leavings.sizes() if name != LOCK_NAME)
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

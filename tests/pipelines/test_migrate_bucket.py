@@ -9,6 +9,7 @@ import tensorstore as ts
 from test_migrate import migrate, outcomes
 from tunix_samples import stored_tree, unpack
 
+from pipelines.bucket_lock import BucketLock
 from pipelines.cli import main
 from pipelines.migration import copy_work
 
@@ -97,3 +98,18 @@ def test_in_place_in_a_bucket_is_refused(gcs: Any, bucket: str, capsys: Any) -> 
     source = f"gs://{bucket}/runs"
     assert main(["migrate", "--source", source, "--output", f"{source}/new/", "--structural"]) == 2
     assert "The source is never touched" in capsys.readouterr().err
+
+
+def test_another_migration_into_the_same_place_is_refused(
+    gcs: Any, bucket: str, samples: Path, tmp_path: Path, capsys: Any
+) -> None:
+    gcs.put_all(bucket, "runs", files(samples, RUN))
+    lock = BucketLock(f"gs://{bucket}/new/.tensorferry-migrate", "the output")
+    lock.acquire()
+    gcs.put(bucket, "new/.tensorferry-migrate/run-dead/records/1.json", b"{}")
+    args = ("migrate", "--source", f"gs://{bucket}/runs", "--output", f"gs://{bucket}/new", "--structural")
+    assert main([*args]) == 1
+    assert f"gs://{bucket}/new: expected an output that no other process writes" in capsys.readouterr().err
+    assert main([*args, "--dry-run"]) == 0
+    assert main([*args, "--take-over"]) == 0
+    assert not gcs.names(bucket, "new/.tensorferry-migrate")
