@@ -14,7 +14,9 @@ from pipelines.commands.arguments import byte_count
 EPILOG = """\
 examples:
   tensorferry export --source checkpoints/llama/0 --config Llama-3.1-8B --output exported/llama
+  tensorferry export --source checkpoints/run --step 500 --config Llama-3.1-8B --output exported/llama-500
   tensorferry export --source gs://bucket/run/200/items --config hf://Qwen/Qwen3-8B --output exported/qwen --plan-only
+  tensorferry export --source gs://bucket/run/200 --config hf://Qwen/Qwen3-8B --output gs://bucket/qwen
   tensorferry verify --source checkpoints/llama/0 --output exported/llama
   tensorferry export --lora --source runs/lora/200 --config Llama-3.1-8B --lora-alpha 32 --output adapters/mine
 
@@ -30,14 +32,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--source",
         required=True,
         metavar="PATH",
-        help="an Orbax checkpoint: its step, its item, or a folder of one step",
+        help="an Orbax checkpoint: its item, its step, or a folder of steps, of which the latest is taken",
     )
     parser.add_argument(
         "--output", metavar="PATH", help="the repository: a directory, new or empty, or gs://bucket/path"
     )
     parser.add_argument(
-        "--staging", default="", metavar="DIR", help="where the files are built before they go to a bucket"
-    )
+        "--staging", default="", metavar="DIR",
+        help="build the files here before they go to a bucket (default: workers write them there, whole)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--take-over", action="store_true",
+        help="take an output on gs:// from another process that is at work on it, without waiting until it is silent",
+    )  # fmt: skip
     parser.add_argument("--dtype", choices=FLOAT_DTYPES, help="dtype of the weights (default: as --config has them)")
     layers = parser.add_mutually_exclusive_group()
     layers.add_argument(
@@ -90,6 +97,9 @@ def add_repository_arguments(parser: argparse.ArgumentParser, required: bool) ->
         help="a Hugging Face repository of the model: config.json, tokenizer",
     )
     parser.add_argument(
+        "--step", type=int, metavar="N", help="which step of a folder of steps (default: the latest that is committed)"
+    )
+    parser.add_argument(
         "--shard-bytes", type=decimal_bytes, default=5_000_000_000, metavar="BYTES",
         help="most tensor bytes of one safetensors file (default 5GB)",
     )  # fmt: skip
@@ -139,11 +149,12 @@ def run(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
         return run_adapter(args, beam_args)
     options = export_options(args)
     if args.plan_only:
-        return show_plan(options)
+        where = ExportOutput(args.output or ".", args.staging)
+        return show_plan(where.streamed(options))
     if not args.output:
         raise FerryError("--output: expected the repository's directory or gs://bucket/path; found none.")
     staging = absolute(args.staging) if args.staging else ""
-    output = ExportOutput(absolute(args.output), staging, tuple(beam_args), args.progress_seconds)
+    output = ExportOutput(absolute(args.output), staging, tuple(beam_args), args.progress_seconds, args.take_over)
     outcome = run_export(options, output, lambda line: print(line, flush=True))
     totals, plan = outcome.export.plan.totals, outcome.export.plan
     print(
@@ -175,6 +186,7 @@ def export_options(args: argparse.Namespace):
     return ExportOptions(
         absolute(args.source), absolute(args.config), args.family, args.dtype or "", args.scan_layers, args.rope_lanes,
         absolute(fp8_from) if fp8_from else "", args.shard_bytes, args.chunk_bytes, args.worker_memory_bytes,
+        args.step,
     )  # fmt: skip
 
 

@@ -52,7 +52,7 @@ def plan_adapter_export(options: AdapterOptions) -> Export:
         goes wrong after that is among the plan's problems.
       FerryError: there is no such source, or its layers are not as metadata or a flag say.
     """
-    source, repository = open_export_source(options.source, find_factors), open_repository(options.config)
+    source, repository = open_export_source(options.source, find_factors, options.step), open_repository(options.config)
     arrays = source.parameters.arrays
     scanned = scanned_layers(source.parameters, source.custom, options.scan_layers)
     rank = rank_of(arrays)
@@ -71,7 +71,7 @@ def plan_adapter_export(options: AdapterOptions) -> Export:
     plan = make_export_plan(family, source.tensors, source.chunks, wanted, digest)
     shards = tuple(Shard(ADAPTER_FILE, shard.tensors) for shard in plan.shards)
     config = _config(options, repository, family, base, rank, alpha)
-    notes = tuple(f"left out: {told}" for told in source.parameters.left_out)
+    notes = (*source.notes, *(f"left out: {told}" for told in source.parameters.left_out))
     bare = replace(repository, files={})
     return Export(source, bare, Fp8Source(), replace(plan, shards=shards), config, notes)
 
@@ -152,6 +152,7 @@ def export_adapter(options: AdapterOptions, output: ExportOutput, say: Say) -> E
     """
     export = plan_adapter_export(options)
     export.plan.require()
+    options = export.pinned(options)
     if not is_local(output.output):
         fix = "Export to a local folder, then copy it: an adapter is small."
         raise PlanError([Problem("--output", "a local directory for an adapter", output.output, fix)])

@@ -4,7 +4,7 @@ import fnmatch
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from mappings.arrays import FLOATS
 from mappings.compiled import compile_rule
@@ -22,6 +22,7 @@ from pipelines.exporting.source import ExportSource, open_export_source
 
 _EMBEDDING = "params-token_embedder-embedding"
 _SHOWN = 4
+Options = TypeVar("Options", bound="ExportOptions")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class ExportOptions:
       shard_bytes: bound on the tensor bytes of one file.
       chunk_bytes: aim for the bytes of one work item.
       worker_memory_bytes: bound on tensor bytes per worker process.
+      step: which step of a folder of steps; None takes the latest that is committed.
+      streamed: whether files are written front to back, whole, as buckets take them.
     """
 
     source: str
@@ -51,6 +54,8 @@ class ExportOptions:
     shard_bytes: int = SHARD_BYTES
     chunk_bytes: int = 64 << 20
     worker_memory_bytes: int = 1 << 30
+    step: int | None = None
+    streamed: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,10 @@ class Export:
     notes: tuple[str, ...] = ()
     constants: Mapping[str, float] = field(default_factory=dict)
 
+    def pinned(self, options: Options) -> Options:
+        """The options with the step that was found: later there may be a newer one."""
+        return options if self.source.step is None else replace(options, step=self.source.step)
+
 
 def plan_export(options: ExportOptions) -> Export:
     """Plans an export from metadata and headers only.
@@ -84,7 +93,7 @@ def plan_export(options: ExportOptions) -> Export:
         goes wrong after that is among the plan's problems.
       FerryError: there is no such source, or its layers are not as metadata or a flag say.
     """
-    source, repository = open_export_source(options.source), open_repository(options.config)
+    source, repository = open_export_source(options.source, step=options.step), open_repository(options.config)
     scanned = scanned_layers(source.parameters, source.custom, options.scan_layers)
     stays = not options.dtype and repository.quantised and bool(carried_pairs(source.tensors))
     fp8 = open_own_scheme(repository) if stays and not options.fp8_from else open_fp8_source(options.fp8_from)
@@ -107,11 +116,12 @@ def plan_export(options: ExportOptions) -> Export:
         scan_layers=scanned,
         worker_memory_bytes=options.worker_memory_bytes,
         chunk_bytes=options.chunk_bytes,
+        streamed=options.streamed,
     )
     plan = make_export_plan(family, tensors, source.chunks, wanted, digest)
     config, changed = exported_config(repository, _main_dtype(plan) or repository.default_dtype, fp8.config)
     left_out = (f"left out: {told}" for told in source.parameters.left_out)
-    notes = (*left_out, *_carried(plan), *changed, *_names(plan, family, repository))
+    notes = (*source.notes, *left_out, *_carried(plan), *changed, *_names(plan, family, repository))
     return Export(source, repository, fp8, plan, config, notes, constants)
 
 

@@ -1,6 +1,5 @@
 """Exporting: plan, prepare, ferry, commit. Killed at any moment, the same command goes on where it was."""
 
-import json
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -11,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from mappings.export.plan import ExportPlan
-from mappings.export.shards import INDEX_FILE, Place, all_places, index_of
+from mappings.export.shards import INDEX_FILE, Place, all_places
 from mappings.problems import FerryError, PlanError, Problem
 from mappings.text import bytes_text
 from mappings.work import Part, WorkItem
+from pipelines.cluster_args import refuse_out_of_reach
 from pipelines.convert import refuse_full_disk
 from pipelines.exporting.files import ShardFiles
 from pipelines.exporting.fp8_source import open_fp8_source
@@ -22,6 +22,7 @@ from pipelines.exporting.manifest import export_manifest
 from pipelines.exporting.output_dir import OutputDir
 from pipelines.exporting.planning import Export, ExportOptions, plan_export
 from pipelines.exporting.repository import CONFIG, open_repository
+from pipelines.exporting.small_files import small_files
 from pipelines.exporting.source import open_export_source
 from pipelines.exporting.upload import refuse_occupied, upload
 from pipelines.exporting.work import ExportWork
@@ -44,15 +45,23 @@ class ExportOutput:
 
     Attributes:
       output: a local directory, new or empty; or ``gs://bucket/path``.
-      staging: where the files are built when the output is a bucket: a local directory, new or empty.
+      staging: where the files are built before they go to a bucket: a local directory, new or empty; without one,
+        workers write whole files into the bucket.
       beam_args: Beam's options.
       progress_seconds: time between lines of progress where there is no terminal.
+      take_over: take the output in a bucket from another process that is at work on it.
     """
 
     output: str
     staging: str = ""
     beam_args: tuple[str, ...] = ()
     progress_seconds: float = 5.0
+    take_over: bool = False
+
+
+    def streamed(self, options: ExportOptions) -> ExportOptions:
+        """The options with what follows from where the files go."""
+        return replace(options, streamed=not is_local(self.output) and not self.staging)
 
 
 @dataclass(frozen=True)
@@ -88,9 +97,16 @@ def run_export(options: ExportOptions, output: ExportOutput, say: Say) -> Export
       PlanError: the plan does not add up; nothing was written.
       FerryError: anything else; nothing was committed, and the same command resumes.
     """
+    refuse_out_of_reach(options.source, output.staging or output.output, output.beam_args)
+    options = output.streamed(options)
     export = plan_export(options)
     export.plan.require()
     refuse_other_constants(export)
+    options = export.pinned(options)
+    if options.streamed:
+        from pipelines.exporting.streamed_run import run_streamed  # which needs what is here
+
+        return run_streamed(export, options, output, say)
     if is_local(output.output):
         return _build(export, options, output, output.output, say)
     return _build_and_upload(export, options, output, say)
@@ -112,10 +128,6 @@ def _build(export: Export, options: ExportOptions, output: ExportOutput, folder:
 
 def _build_and_upload(export: Export, options: ExportOptions, output: ExportOutput, say: Say) -> ExportOutcome:
     """Builds the repository in the staging directory, copies it to the bucket, and clears the directory."""
-    if not output.staging:
-        needed = bytes_text(sum(shard.nbytes for shard in export.plan.shards))
-        fix = f"Give a local directory with {needed} free: objects are written whole."
-        raise FerryError(str(Problem("--staging", "a directory, since --output is a bucket", "none", fix)))
     staging, last = Path(output.staging), last_file(export.plan)
     small = (*export.repository.files, *export.fp8.files(), CONFIG, MANIFEST_NAME, INDEX_FILE)
     refuse_occupied(output.output, {*small, *(shard.file for shard in export.plan.shards)}, last)
@@ -233,7 +245,7 @@ class ExportRun:
     def source_digest(self) -> str:
         """The digest of what the plan was made from, as it is now."""
         opened = (
-            open_export_source(self.options.source),
+            open_export_source(self.options.source, step=self.options.step),
             open_repository(self.options.config),
             open_fp8_source(self.export.fp8.url),
         )
@@ -260,14 +272,9 @@ class ExportRun:
 
     def write_small_files(self) -> dict[str, Any]:
         """Writes everything that is no shard, the manifest last; the manifest."""
-        folder, repository = self.run.files_dir, self.export.repository
-        for name, size in repository.files.items():
-            (folder / name).write_bytes(repository.source.read(name, 0, size))
-        for name, content in self.export.fp8.files().items():
+        folder = self.run.files_dir
+        for name, content in small_files(self.export).items():
             (folder / name).write_bytes(content)
-        (folder / CONFIG).write_bytes(self.export.config)
-        if len(self.plan.shards) > 1:
-            (folder / INDEX_FILE).write_text(json.dumps(index_of(self.plan.shards), indent=2) + "\n")
         manifest = export_manifest(self.export, self.options, self.run.receipts.finished())
         write_json(folder / MANIFEST_NAME, manifest)
         return manifest

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from transforms.dtypes import NAME_TO_SAFETENSORS
 FindParameters = Callable[[Iterable[Leaf], str], Parameters]
 _TREE = "_METADATA"
 _STEP = "_CHECKPOINT_METADATA"
+_COMMITTED = "commit_success.txt"
 _ITEMS = ("items", "model_params", "default", "params", "state", "pytree", "model")
 _LISTED = 8
 
@@ -34,6 +35,8 @@ class ExportSource:
       custom: custom metadata of the step.
       manifest: Tensorferry's manifest, when it wrote the checkpoint; empty otherwise.
       digest: SHA-256 (hex) of the tree's metadata, and of its files' names and sizes.
+      step: which step it is, when that was chosen in a folder of steps.
+      notes: what to say of that choice.
     """
 
     item: OrbaxItem
@@ -41,6 +44,8 @@ class ExportSource:
     custom: Mapping[str, Any]
     manifest: Mapping[str, Any]
     digest: str
+    step: int | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def tensors(self) -> dict[str, LogicalTensor]:
@@ -61,40 +66,79 @@ class ExportSource:
         return replace(self, parameters=replace(self.parameters, arrays=arrays))
 
 
-def open_export_source(url: str, find: FindParameters = find_parameters) -> ExportSource:
-    """Opens the checkpoint at a path or URL: a folder of steps with one step, a step, or an item.
+def open_export_source(url: str, find: FindParameters = find_parameters, step: int | None = None) -> ExportSource:
+    """Opens the checkpoint at a path or URL: a folder of steps, a step, or an item.
 
     Args:
       url: where it lies.
       find: finds what is exported among the leaves of the item.
+      step: which step of a folder of steps; None takes the latest that is committed.
 
     Raises:
-      FerryError: there is no checkpoint, or there are several steps.
+      FerryError: there is no checkpoint, or not that step.
       PlanError: it is damaged, or holds no parameters.
     """
     store = open_tree(url)
     try:
-        folder = _find(store, "", url)
-        return _open(store, folder, find)
+        folder, notes = _find(store, url, step)
+        source = _open(store, folder, find)
     except FileNotFoundError as error:
         raise FerryError(str(Problem(url, "an Orbax checkpoint", "nothing there", "Is the path right?"))) from error
     except OSError as error:
         found = error.strerror or str(error)
         raise FerryError(str(Problem(url, "an Orbax checkpoint that can be read", found, "Check access."))) from error
+    top = folder.partition("/")[0]
+    return replace(source, notes=notes, step=int(top) if top.isdecimal() else None)
 
 
-def _find(store: TreeStore, folder: str, url: str) -> str:
-    """The folder of the item, relative to the store's root."""
-    listed = store.list(folder)
+def _find(store: TreeStore, url: str, step: int | None) -> tuple[str, tuple[str, ...]]:
+    """The folder of the item, relative to the store's root, and what to say of the choice."""
+    listed = store.list("")
+    item = _item_in(store, "", listed)
+    if item is not None:
+        _refuse_another(url, step)
+        return item, ()
+    steps = sorted((name for name in listed.folders if name.isdecimal()), key=int, reverse=True)
+    for number, name in enumerate(steps):
+        found = _committed(store, name) if step in (None, int(name)) else None
+        if found is not None:
+            return found, tuple(_chosen(name, steps, steps[:number] if step is None else ()))
+    committed = [name for name in steps if _committed(store, name) is not None]
+    raise FerryError(str(_nothing(url, listed, committed, step)))
+
+
+def _item_in(store: TreeStore, folder: str, listed: Listed) -> str | None:
+    """The item that a folder is or has."""
     if _TREE in listed.files:
         return folder
-    item = next((name for name in _ITEMS if name in listed.folders and _is_item(store, _below(folder, name))), None)
-    if item:
-        return _below(folder, item)
-    steps = [name for name in listed.folders if name.isdecimal()]
-    if len(steps) == 1 and not folder:
-        return _find(store, steps[0], url)
-    raise FerryError(str(_nothing(url, listed, steps)))
+    items = (_below(folder, name) for name in _ITEMS if name in listed.folders)
+    return next((item for item in items if _is_item(store, item)), None)
+
+
+def _committed(store: TreeStore, step: str) -> str | None:
+    """The item of a step; None when it is not committed, or has none."""
+    listed = store.list(step)
+    if store.needs_commit_file and _COMMITTED not in listed.files:
+        return None
+    return _item_in(store, step, listed)
+
+
+def _chosen(chosen: str, steps: Sequence[str], passed: Sequence[str]) -> Iterator[str]:
+    if len(steps) > 1:
+        yield f"step {chosen} of {len(steps):,} steps" + (
+            "" if passed else ", the latest" if chosen == steps[0] else ""
+        )
+    if passed:
+        shown = ", ".join(passed[:_LISTED])
+        yield f"not committed, or without weights, and passed over: step {shown}"
+
+
+def _refuse_another(url: str, step: int | None) -> None:
+    """Refuses ``--step`` beside the path of another step."""
+    named = [int(name) for name in url.rstrip("/").split("/")[-2:] if name.isdecimal()]
+    if step is not None and named and named[-1] != step:
+        fix = "Give the folder of the steps, or leave --step out."
+        raise FerryError(str(Problem(url, f"a folder with step {step} (--step)", f"step {named[-1]}", fix)))
 
 
 def _is_item(store: TreeStore, folder: str) -> bool:
@@ -105,16 +149,17 @@ def _below(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def _nothing(url: str, listed: Listed, steps: list[str]) -> Problem:
+def _nothing(url: str, listed: Listed, steps: Sequence[str], step: int | None) -> Problem:
     expected = "an Orbax checkpoint: a step, or an item with _METADATA"
-    if len(steps) > 1:
-        shown = ", ".join(sorted(steps, key=int)[-_LISTED:])
-        return Problem(url, expected, f"{len(steps):,} steps (… {shown})", f"Name one: {url.rstrip('/')}/{steps[-1]}")
+    if step is not None:
+        shown = ", ".join(steps[:_LISTED]) or "none"
+        fix = "Name one of those."
+        return Problem(url, f"a committed step {step} (--step)", f"committed steps: {shown}", fix)
     names = [*(f"{name}/" for name in listed.folders), *listed.files]
     found = ", ".join(names[:_LISTED]) or "an empty folder"
     if any(name.endswith(".safetensors") for name in names):
         return Problem(url, expected, f"a Hugging Face checkpoint: {found}", "Convert it with tensorferry convert.")
-    return Problem(url, expected, found, "Give the folder of the step or of its item.")
+    return Problem(url, expected, found, "Give the folder of the steps, of one, or of its item.")
 
 
 def _open(store: TreeStore, folder: str, find: FindParameters) -> ExportSource:

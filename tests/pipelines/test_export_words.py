@@ -48,11 +48,13 @@ def test_no_checkpoint(refused, repository, tmp_path):
     assert "found an empty folder" in refused(tmp_path / "empty", repository, 1)
 
 
-def test_several_steps(refused, repository, tmp_path):
+def test_a_step_that_is_not_there(refused, repository, tmp_path):
     for step in (4, 12):
         stock(tmp_path / "run" / str(step) / "items", SOURCE)
-    said = refused(tmp_path / "run", repository, 1)
-    assert "found 2 steps (… 4, 12). Name one:" in said
+    said = refused(tmp_path / "run", repository, 1, "--step", "7")
+    assert "expected a committed step 7 (--step); found committed steps: 12, 4. Name one of those." in said
+    said = refused(tmp_path / "run" / "4", repository, 1, "--step", "12")
+    assert "expected a folder with step 12 (--step); found step 4." in said
 
 
 def test_no_parameters(refused, repository, tmp_path):
