@@ -45,7 +45,10 @@ class Factor:
         Raises:
           ValueError: the ranges are not one contiguous stretch.
         """
-        start, stop = flat_range(self.sizes, [ranges[atom] for atom in self.atoms])
+        if len(self.atoms) == 1:  # nearly always, and plans ask millions of times
+            start, stop = ranges[self.atoms[0]]
+        else:
+            start, stop = flat_range(self.sizes, [ranges[atom] for atom in self.atoms])
         return self.offset + start, self.offset + stop
 
 
@@ -74,6 +77,8 @@ class AxisGeometry:
         Raises:
           ValueError: the ranges are not one contiguous stretch.
         """
+        if len(self.factors) == 1:
+            return self.factors[0].span(ranges)
         return flat_range([f.extent for f in self.factors], [f.span(ranges) for f in self.factors])
 
     def scattered(self, ranges: Mapping[str, Range]) -> list[str]:

@@ -136,11 +136,13 @@ def plan_rules(
     path_of: PathOf = tree_path,
     constants: Sequence[CompiledRule] = (),
     carry: bool = True,
+    bounded: bool = True,
 ) -> Plan:
     """Plans with rules already compiled; the way for inverse rules as well, whose arrays have Hugging Face names.
 
     Args:
       carry: whether the dtype ``source`` keeps quantised tensors quantised.
+      bounded: whether work items must fit the memory bound; without, no work item is looked at.
     """
     account = take_account(rules, tensors, family)
     problems, notes = list(account.problems), family.notes
@@ -152,7 +154,7 @@ def plan_rules(
     arrays, unfilled = target_arrays(every, tensors, options.dtype, options.effective_chunk_bytes, path_of)
     problems += unfilled
     plan = Plan(family, options, source_digest, arrays, account, tensors, tuple(problems), notes)
-    if problems or plan.totals.largest_item_bytes <= options.worker_memory_bytes:
+    if problems or not bounded or plan.totals.largest_item_bytes <= options.worker_memory_bytes:
         return plan
 
     def with_bound(nbytes: int) -> Plan:
