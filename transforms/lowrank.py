@@ -3,18 +3,17 @@
 A sum of products in floating point depends on its order, and so on the library, the machine and the shape of the
 region. Here every entry of A and B is first split into a high and a low limb on grids common to its column of A or row
 of B, of just so many bits (24 for a rank up to 32, 22 for 512) that a sum of products of limbs over the rank is exact
-in float64, in any order. High times high, and the two products of high and low, add up to far more than float32 holds.
+in float64, in any order; so is that of high with low and low with high together. Both add up to far more than float32
+holds.
 """
 
 import numpy as np
 
 from transforms.cast import cast, cast_into
 
-# Scratch of about 2 MiB: a product in float64, and its sum with the weights in float32.
+# Scratch of 3 MiB, used again: two products in float64, and their sum with the weights in float32.
 _STRIP_ITEMS = 1 << 17
 _EXACT_BITS = 53
-
-Limbs = tuple[np.ndarray, ...]
 
 
 def add_product(
@@ -50,43 +49,50 @@ def add_product(
         _add(target, some, limbs(left, 1), limbs(right, 0), scale)
 
 
-def _add(out: np.ndarray, values: np.ndarray, left: Limbs, right: Limbs, scale: float) -> None:
-    step = max(1, _STRIP_ITEMS // max(1, out.shape[1]))
+def _add(out: np.ndarray, values: np.ndarray, left: np.ndarray, right: np.ndarray, scale: float) -> None:
+    rank, cols = left.shape[1] // 2, out.shape[1]
+    step = max(1, min(len(out), _STRIP_ITEMS // max(1, cols)))
+    product, small = np.empty((step, cols)), np.empty((step, cols))
+    added = np.empty((step, cols), np.float32)
+    has_low = left[:, rank:].any() or right[:rank].any()
     for row in range(0, len(out), step):
-        product = _product(tuple(limb[row : row + step] for limb in left), right)
-        np.multiply(product, scale, out=product)
-        added = product.astype(np.float32)
-        # A zero from a multiplication may have either sign.
-        added += np.float32(0)
+        some = left[row : row + step]
+        n = len(some)
+        np.matmul(some[:, :rank], right[rank:], out=product[:n])
+        if has_low:
+            np.matmul(some, right, out=small[:n])
+            np.add(product[:n], small[:n], out=product[:n])
+        np.multiply(product[:n], scale, out=added[:n], casting="same_kind")
         with np.errstate(all="ignore"):
-            np.add(added, cast(values[row : row + step], "float32"), out=added)
-        cast_into(out[row : row + step], added)
+            # A zero from a multiplication may have either sign.
+            np.add(added[:n], np.float32(0), out=added[:n])
+            np.add(added[:n], cast(values[row : row + step], "float32"), out=added[:n])
+        cast_into(out[row : row + step], added[:n])
 
 
-def _product(left: Limbs, right: Limbs) -> np.ndarray:
-    """Three exact products, added in one order; those of zeros are left out."""
-    product = left[0] @ right[0]
-    small = [one @ other for one, other in ((left[0], right[1]), (left[1], right[0])) if one.any() and other.any()]
-    return product + sum(small[1:], small[0]) if small else product
-
-
-def limbs(factor: np.ndarray, axis: int) -> Limbs:
-    """A factor as a sum of two, each with its entries along the rank on a grid common to them.
+def limbs(factor: np.ndarray, axis: int) -> np.ndarray:
+    """A factor as two, whose sum it is, each with its entries along the rank on a grid common to them.
 
     Args:
       factor: two axes, finite.
       axis: that of the rank.
+
+    Returns:
+      Both along the axis of the rank, in float64: of B ``[out, (high low)]``, of A ``[(low high), in]``, so that one
+      product of the whole is that of high with low and of low with high.
     """
-    high, low = np.empty(factor.shape, np.float64), np.empty(factor.shape, np.float64)
-    bits = limb_bits(factor.shape[axis])
-    step = max(1, _STRIP_ITEMS // 4 // max(1, factor.shape[axis]))
+    rank = factor.shape[axis]
+    out = np.empty((factor.shape[0], 2 * rank) if axis else (2 * rank, factor.shape[1]), np.float64)
+    high, low = (out[:, :rank], out[:, rank:]) if axis else (out[rank:], out[:rank])
+    bits = limb_bits(rank)
+    step = max(1, _STRIP_ITEMS // 4 // rank)
     for start in range(0, factor.shape[1 - axis], step):
         at = (slice(None),) * (1 - axis) + (slice(start, start + step),)
         wide = factor[at].astype(np.float64)
         _, exponent = np.frexp(np.abs(wide).max(axis, keepdims=True))
         _round_to(wide, exponent - bits, high[at])
         _round_to(wide - high[at], exponent - 2 * bits, low[at])
-    return high, low
+    return out
 
 
 def _round_to(values: np.ndarray, exponent: np.ndarray, out: np.ndarray) -> None:
