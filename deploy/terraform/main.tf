@@ -66,6 +66,16 @@ resource "google_storage_bucket_iam_member" "reads" {
   member   = google_service_account.worker.member
 }
 
+# Launcher and workers pull their image with this account.
+resource "google_artifact_registry_repository_iam_member" "pulls" {
+  for_each   = module.naming.repositories
+  project    = each.value.project
+  location   = each.value.location
+  repository = each.key
+  role       = "roles/artifactregistry.reader"
+  member     = google_service_account.worker.member
+}
+
 resource "google_service_account_iam_member" "launches" {
   for_each           = toset(var.launchers)
   service_account_id = google_service_account.worker.name

@@ -37,6 +37,12 @@ def test_the_image_has_the_versions_of_the_project():
     assert f"tensorferry:{PROJECT['version']}" in (DEPLOY / "README.md").read_text()
 
 
+def test_the_launcher_can_be_pinned_too():
+    """Its image carries no version in its name; a digest can be given to the build."""
+    assert default_of("LAUNCHER").endswith("/python311-template-launcher-base")
+    assert "\nFROM ${LAUNCHER} AS launcher\n" in DOCKERFILE
+
+
 def test_the_extras_pin_the_same_beam():
     beam = next(line for line in PROJECT["dependencies"] if line.startswith("apache-beam")).removeprefix("apache-beam")
     for extra in ("gcp", "dask"):
@@ -90,8 +96,8 @@ def test_terraform_parses():
     resources = [kind.strip('"') for block in parsed["main.tfterraform"]["resource"] for kind in block]
     assert "google_storage_bucket" in resources
     roles = re.findall(r'"(roles/[\w.]+)"', (DEPLOY / "terraform" / "main.tf").read_text())
-    assert sorted(roles) == ["roles/dataflow.worker", "roles/iam.serviceAccountUser", "roles/storage.objectUser",
-                             "roles/storage.objectViewer"]  # fmt: skip
+    assert sorted(roles) == ["roles/artifactregistry.reader", "roles/dataflow.worker", "roles/iam.serviceAccountUser",
+                             "roles/storage.objectUser", "roles/storage.objectViewer"]  # fmt: skip
 
 
 @pytest.mark.skipif(not shutil.which("terraform"), reason="terraform is not installed")
@@ -101,7 +107,7 @@ def test_terraform_is_formatted_and_its_names_are_tested(tmp_path):
     shutil.copytree(DEPLOY / "terraform" / "naming", module, ignore=shutil.ignore_patterns(".terraform*"))
     subprocess.run(["terraform", "init", "-backend=false"], cwd=module, check=True, capture_output=True)
     done = subprocess.run(["terraform", "test", "-no-color"], cwd=module, capture_output=True, text=True)
-    assert "5 passed, 0 failed" in done.stdout, done.stdout + done.stderr
+    assert "6 passed, 0 failed" in done.stdout, done.stdout + done.stderr
 
 
 # Bytes read, bytes written, work items; as in the README's table.

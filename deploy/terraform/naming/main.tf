@@ -43,6 +43,14 @@ variable "image" {
 
 locals {
   bucket = "${var.project}-${var.name}"
+
+  # Artifact Registry's images are LOCATION-docker.pkg.dev/PROJECT/REPOSITORY/NAME; any other registry has no entry.
+  registry = regexall("^([a-z0-9-]+)-docker[.]pkg[.]dev/([^/]+)/([^/]+)/", var.image)
+}
+
+output "repositories" {
+  description = "Where the image lies, if that is in Artifact Registry: workers must be let read it."
+  value       = { for found in local.registry : found[2] => { location = found[0], project = found[1] } }
 }
 
 output "bucket" {

@@ -21,6 +21,24 @@ run "names" {
     condition     = output.template.defaultEnvironment.tempLocation == "gs://my-project-tensorferry/tmp"
     error_message = "temp location is ${output.template.defaultEnvironment.tempLocation}"
   }
+
+  assert {
+    condition     = output.repositories == { images = { location = "europe", project = "my-project" } }
+    error_message = "repositories are ${jsonencode(output.repositories)}"
+  }
+}
+
+run "another_registry_needs_no_role" {
+  command = plan
+
+  variables {
+    image = "registry.example.com/tensorferry:0.1.0"
+  }
+
+  assert {
+    condition     = length(output.repositories) == 0
+    error_message = "repositories are ${jsonencode(output.repositories)}"
+  }
 }
 
 run "refuses_a_zone" {
