@@ -10,6 +10,16 @@ from typing import Any
 
 from pipelines.cli import convert_actions
 
+# Of Beam's own options, what a launch of this template has to be able to say; the others are of its environment.
+BEAM_PARAMETERS = (
+    {
+        "name": "sdk_container_image",
+        "label": "Sdk container image",
+        "helpText": "image of the workers: the template's own, which holds everything",
+        "isOptional": True,
+        "paramType": "TEXT",
+    },
+)
 FILE = Path(__file__).parent / "metadata.json"
 
 
@@ -18,7 +28,7 @@ def metadata() -> dict[str, Any]:
     return {
         "name": "Tensorferry convert",
         "description": "Converts a Hugging Face checkpoint into an Orbax checkpoint in MaxText's layout.",
-        "parameters": [_parameter(action) for action in convert_actions()],
+        "parameters": [*(_parameter(action) for action in convert_actions()), *BEAM_PARAMETERS],
     }
 
 

@@ -80,8 +80,16 @@ def test_every_parameter_reaches_its_option():
         value = numbers.get(one["name"], value)
         given = ["--source=gs://b/m", "--output=gs://b/o", f"--{one['name']}={value}", "--project=p"]
         args, rest = build_parser().parse_known_args(["convert", *arguments(given)])
-        assert rest == ["--project=p"], one["name"]
+        beams = [f"--{one['name']}={value}"] if one in make_metadata.BEAM_PARAMETERS else []
+        assert rest == [*beams, "--project=p"], one["name"]
         assert args.command == "convert"
+
+
+def test_beam_knows_its_parameters():
+    from apache_beam.options.pipeline_options import WorkerOptions
+
+    given = [f"--{one['name']}=x" for one in make_metadata.BEAM_PARAMETERS]
+    assert WorkerOptions(given).sdk_container_image == "x"
 
 
 def test_switches_of_the_template():

@@ -76,6 +76,7 @@ output "template" {
     sdkInfo = { language = "PYTHON" }
     defaultEnvironment = {
       tempLocation          = "gs://${local.bucket}/tmp"
+      sdkContainerImage     = var.image
       additionalExperiments = ["no_use_multiple_sdk_containers"]
     }
   }

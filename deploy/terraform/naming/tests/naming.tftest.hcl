@@ -23,6 +23,11 @@ run "names" {
   }
 
   assert {
+    condition     = output.template.defaultEnvironment.sdkContainerImage == output.template.image
+    error_message = "workers would not run the template's image"
+  }
+
+  assert {
     condition     = output.repositories == { images = { location = "europe", project = "my-project" } }
     error_message = "repositories are ${jsonencode(output.repositories)}"
   }
