@@ -9,6 +9,7 @@ from mappings.problems import FerryError, Problem
 
 # The same variable that Google's own clients read.
 _EMULATOR = "STORAGE_EMULATOR_HOST"
+_UPLOAD_TRIES = 8
 
 
 def split_bucket_url(url: str) -> tuple[str, str]:
@@ -27,15 +28,20 @@ def split_bucket_url(url: str) -> tuple[str, str]:
 
 def bucket_store(bucket: str) -> Any:
     """The obstore store of a whole bucket, for reading."""
-    return _store(bucket, os.environ.get(_EMULATOR, ""))
+    # Retries are ours (pipelines.retries): obstore's own do not cover short bodies.
+    return _store(bucket, os.environ.get(_EMULATOR, ""), 0)
+
+
+def upload_store(bucket: str) -> Any:
+    """The obstore store of a whole bucket, for writing: it tries each piece of an object again by itself."""
+    return _store(bucket, os.environ.get(_EMULATOR, ""), _UPLOAD_TRIES)
 
 
 @cache
-def _store(bucket: str, emulator: str) -> Any:
+def _store(bucket: str, emulator: str, retries: int) -> Any:
     from obstore.store import GCSStore
 
-    # Retries are ours (pipelines.retries): obstore's own do not cover short bodies.
-    options: dict[str, Any] = {"retry_config": {"max_retries": 0}}
+    options: dict[str, Any] = {"retry_config": {"max_retries": retries}}
     if not emulator:
         return GCSStore(bucket, **options)
     address = emulator if "://" in emulator else f"http://{emulator}"

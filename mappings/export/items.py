@@ -53,6 +53,11 @@ class ExportItems:
         if waiting:
             yield self._numbered(waiting)
 
+    def of_tensor(self, array: TargetArray) -> Iterator[WorkItem]:
+        """The work items of one tensor alone, its parts in the order of their bytes."""
+        for cell in array.spec.indices():
+            yield self._item([array], cell)
+
     def _numbered(self, items: Sequence[WorkItem]) -> WorkItem:
         name = f"{self._count:07d}"
         self._count += 1

@@ -9,6 +9,7 @@ from mappings.compiled import CompiledRule
 from mappings.export.grid import (
     Chunk,
     Cutting,
+    Grain,
     Limits,
     Weights,
     choose_cutting,
@@ -44,6 +45,7 @@ class Wanted:
       scan_layers: whether the source's layers are stacked.
       worker_memory_bytes: bound on tensor bytes per worker process.
       chunk_bytes: aim for the bytes of one work item.
+      streamed: whether files are written front to back, so that tensors are cut into whole rows.
     """
 
     dtype: str = ""
@@ -57,6 +59,7 @@ class Wanted:
     scan_layers: bool = True
     worker_memory_bytes: int = 1 << 30
     chunk_bytes: int = 64 << 20
+    streamed: bool = False
 
     @property
     def target(self) -> PlanOptions:
@@ -129,6 +132,8 @@ class Cutter:
             part += BYTES_PER_ELEMENT
             cuts = [cut.at_blocks(block) for cut in cuts if (block := low_bit.params["blocks"][cut.axis])]
             cuts = [cut for cut in cuts if cut.unit < array.spec.shape[cut.axis]]
+        if self._wanted.streamed:
+            cuts, group = _rows(cuts, array.spec.shape), dict.fromkeys(group, 1)
         limits = Limits(self._wanted.target.effective_chunk_bytes, self._wanted.worker_memory_bytes)
         largest = max(chunk_bytes(chunk, stored_dtype(one)) for chunk, one in zip(chunks, found, strict=True))
         read = max(numpy_dtype(stored_dtype(one)).itemsize for one in found)
@@ -137,6 +142,12 @@ class Cutter:
         if all(_is_lone(rule, chunk, made) for rule, chunk in zip(rules, chunks, strict=True)):
             return made
         return choose_cutting(array.spec.shape, cuts, group, limits, replace(lone, lone=False))
+
+
+def _rows(cuts: Sequence[Grain], shape: Chunk) -> list[Grain]:
+    """The cuts that leave parts in one stretch of the tensor: those of its first axis that is longer than one."""
+    first = next((axis for axis, length in enumerate(shape) if length > 1), 0)
+    return [cut for cut in cuts if cut.axis <= first]
 
 
 def _is_lone(rule: CompiledRule, chunk: Chunk, cutting: Cutting) -> bool:

@@ -24,7 +24,7 @@ from pipelines.exporting.planning import Export, ExportOptions, plan_export
 from pipelines.exporting.repository import CONFIG, open_repository
 from pipelines.exporting.small_files import small_files
 from pipelines.exporting.source import open_export_source
-from pipelines.exporting.upload import refuse_occupied, upload
+from pipelines.exporting.upload import delete_objects, replaced_objects, upload
 from pipelines.exporting.work import ExportWork
 from pipelines.kvstores import is_local
 from pipelines.manifest import unfinished
@@ -49,6 +49,7 @@ class ExportOutput:
         workers write whole files into the bucket.
       beam_args: Beam's options.
       progress_seconds: time between lines of progress where there is no terminal.
+      overwrite: replace a complete Tensorferry export.
       take_over: take the output in a bucket from another process that is at work on it.
     """
 
@@ -57,7 +58,7 @@ class ExportOutput:
     beam_args: tuple[str, ...] = ()
     progress_seconds: float = 5.0
     take_over: bool = False
-
+    overwrite: bool = False
 
     def streamed(self, options: ExportOptions) -> ExportOptions:
         """The options with what follows from where the files go."""
@@ -114,7 +115,8 @@ def run_export(options: ExportOptions, output: ExportOutput, say: Say) -> Export
 
 def _build(export: Export, options: ExportOptions, output: ExportOutput, folder: str, say: Say) -> ExportOutcome:
     """Builds the repository in a local directory."""
-    run = OutputDir(Path(folder), export.plan.digest, asdict(options))
+    overwrite = output.overwrite and is_local(output.output)  # a staging directory holds nothing that is replaced
+    run = OutputDir(Path(folder), export.plan.digest, asdict(options), overwrite)
     state = run.open()
     try:
         if state is RunState.PUBLISHED:
@@ -130,13 +132,15 @@ def _build_and_upload(export: Export, options: ExportOptions, output: ExportOutp
     """Builds the repository in the staging directory, copies it to the bucket, and clears the directory."""
     staging, last = Path(output.staging), last_file(export.plan)
     small = (*export.repository.files, *export.fp8.files(), CONFIG, MANIFEST_NAME, INDEX_FILE)
-    refuse_occupied(output.output, {*small, *(shard.file for shard in export.plan.shards)}, last)
+    names = {*small, *(shard.file for shard in export.plan.shards)}
+    old = replaced_objects(output.output, names, last, export.plan.digest, output.overwrite)
     whole = read_json(staging / MANIFEST_NAME) or {}
     if whole.get("plan_digest") == export.plan.digest and (staging / last).exists():
         outcome = ExportOutcome(export, output.output, 0, export.plan.totals.work_items)
     else:
         outcome = replace(_build(export, options, output, output.staging, say), output=output.output)
     names = [path.name for path in staging.iterdir() if path.is_file()]
+    delete_objects(output.output, old)
     upload(staging, output.output, names, last, say)
     for name in names:
         (staging / name).unlink()
@@ -146,6 +150,16 @@ def _build_and_upload(export: Export, options: ExportOptions, output: ExportOutp
 def last_file(plan: ExportPlan) -> str:
     """The file that makes a repository a checkpoint to readers: the index, or the only shard."""
     return plan.shards[0].file if len(plan.shards) == 1 else INDEX_FILE
+
+
+def current_digest(options: ExportOptions, export: Export) -> str:
+    """The digest of what a plan was made from, as it is now."""
+    opened = (
+        open_export_source(options.source, step=options.step),
+        open_repository(options.config),
+        open_fp8_source(export.fp8.url),
+    )
+    return "/".join(filter(None, (one.digest for one in opened)))
 
 
 def refuse_other_constants(export: Export) -> None:
@@ -244,12 +258,7 @@ class ExportRun:
 
     def source_digest(self) -> str:
         """The digest of what the plan was made from, as it is now."""
-        opened = (
-            open_export_source(self.options.source, step=self.options.step),
-            open_repository(self.options.config),
-            open_fp8_source(self.export.fp8.url),
-        )
-        return "/".join(filter(None, (one.digest for one in opened)))
+        return current_digest(self.options, self.export)
 
     def _refuse_changed_source(self) -> None:
         if self.source_digest() != self.plan.source_digest:

@@ -5,36 +5,59 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+from mappings.export.shards import INDEX_FILE
 from mappings.problems import FerryError, Problem
 from mappings.text import bytes_text
 from pipelines.buckets import bucket_store, split_bucket_url
+from pipelines.exporting.replacing import refuse_to_replace
 from pipelines.retries import PassingFault, retried
+from pipelines.sinks.listing import MANIFEST_NAME
 
 _PIECE_BYTES = 32 << 20
 _AT_ONCE = 4
-_SHOWN = 5
 # What no second try mends.
 _FINAL = ("PermissionDenied", "Unauthenticated", "NotFound", "InvalidPath", "NotSupported")
 _FINAL_STATUS = re.compile(r"status code: 4(?!08|29)\d\d")
 
 
-def refuse_occupied(url: str, names: Collection[str], last: str) -> None:
-    """Refuses a place that holds anything but what an interrupted upload of the same files left.
+def replaced_objects(url: str, names: Collection[str], last: str, digest: str, overwrite: bool) -> list[str]:
+    """What must go before an upload: nothing in an empty place or after an interrupted upload of the same files; with
+    ``overwrite`` an earlier export, the files that make it one first and its manifest at the end.
 
     Args:
       url: ``gs://bucket/path``.
       names: the files that will be there.
       last: the one that makes it a checkpoint to readers.
+      digest: of the plan that they are written by.
+      overwrite: whether an export may be replaced.
 
     Raises:
-      FerryError: says what is there.
+      FerryError: something else is there, or it cannot be listed.
     """
     found = remote_sizes(url)
-    strangers = sorted(found.keys() - set(names)) or ([last] if last in found else [])
-    if strangers:
-        shown = ", ".join(strangers[:_SHOWN]) + (" …" if len(strangers) > _SHOWN else "")
-        expected = "an empty place, or an unfinished upload of the same export"
-        raise FerryError(str(Problem(url, expected, shown, "Nothing is ever overwritten; choose another output.")))
+    manifest = read_object(url, MANIFEST_NAME) if MANIFEST_NAME in found else None
+    own = manifest is None or digest.encode() in manifest
+    if own and found.keys() <= set(names) and last not in found:
+        return []
+    refuse_to_replace(url, found, manifest, overwrite, "an empty place, or an unfinished upload of the same export")
+    return sorted(found, key=lambda name: (name == MANIFEST_NAME, name not in (last, INDEX_FILE), name))
+
+
+def read_object(url: str, name: str) -> bytes:
+    """A small object below a URL."""
+    bucket, prefix = split_bucket_url(url)
+    return bytes(tried(url, lambda: bucket_store(bucket).get(prefix + name).bytes()))
+
+
+def delete_objects(url: str, names: Iterable[str]) -> None:
+    """Deletes objects below a URL, in order.
+
+    Raises:
+      FerryError: the store refuses.
+    """
+    bucket, prefix = split_bucket_url(url)
+    for name in names:
+        tried(url, lambda name=name: bucket_store(bucket).delete(prefix + name))
 
 
 def upload(folder: Path, url: str, names: Iterable[str], last: str, say: Callable[[str], None]) -> None:
@@ -66,17 +89,22 @@ def remote_sizes(url: str) -> dict[str, int]:
       FerryError: it cannot be listed.
     """
     bucket, prefix = split_bucket_url(url)
-    listed = _tried(url, lambda: [one for batch in bucket_store(bucket).list(prefix or None) for one in batch])
+    listed = tried(url, lambda: [one for batch in bucket_store(bucket).list(prefix or None) for one in batch])
     return {one["path"].removeprefix(prefix): one["size"] for one in listed}
 
 
 def _put(store: Any, key: str, file: Path, url: str) -> None:
     import obstore
 
-    _tried(url, lambda: obstore.put(store, key, file, chunk_size=_PIECE_BYTES, max_concurrency=_AT_ONCE))
+    tried(url, lambda: obstore.put(store, key, file, chunk_size=_PIECE_BYTES, max_concurrency=_AT_ONCE))
 
 
-def _tried(url: str, call: Callable[[], Any]) -> Any:
+def tried(url: str, call: Callable[[], Any]) -> Any:
+    """Calls until the store answers.
+
+    Raises:
+      FerryError: it refuses, or does not answer.
+    """
     from obstore.exceptions import BaseError
 
     def once() -> Any:

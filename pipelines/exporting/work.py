@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,6 +28,14 @@ from transforms.requantise import block_counts
 from transforms.statistics import statistics
 
 _pools: dict[str, ScratchPool] = {}
+
+
+class Files(Protocol):
+    """Where parts of tensors are written."""
+
+    def write(self, part: Part, file: str, offset: int, array: np.ndarray) -> None:
+        """Writes one part; see `ShardFiles`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,7 @@ class Task:
         )
 
 
-def export_item(task: Task, source: OrbaxItem, files: ShardFiles, fp8: str, scratch: Scratch) -> dict[str, Any]:
+def export_item(task: Task, source: OrbaxItem, files: Files, fp8: str, scratch: Scratch) -> dict[str, Any]:
     """Does one work item.
 
     Args:
@@ -101,7 +109,7 @@ def _told(key: str, grid: tuple[int, ...], array: np.ndarray) -> dict[str, Any]:
 
 
 def _write(
-    part: Part, array: np.ndarray, finish: Finish | None, place: tuple[str, int], files: ShardFiles, fp8: str
+    part: Part, array: np.ndarray, finish: Finish | None, place: tuple[str, int], files: Files, fp8: str
 ) -> np.ndarray:
     """Writes a part, finished where it is a scale's; what was written."""
     if finish is None:
@@ -132,7 +140,7 @@ def _write_low_bit(
     item: WorkItem,
     low_bit: tuple[LowBit, tuple[str, int]],
     place: tuple[str, int],
-    files: ShardFiles,
+    files: Files,
     fp8: str,
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Writes codes and scales of the item's only part; the codes, and what is told of the scales."""

@@ -1,0 +1,60 @@
+"""Files written front to back, for stores that take whole objects: each is one piece of work, its parts in order."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from mappings.export.items import ExportItems
+from mappings.export.plan import ExportPlan
+from mappings.export.shards import Shard, all_places
+from mappings.problems import Problem
+from mappings.work import WorkItem
+
+# Beside the tensors: the pieces of a file that are on their way to the store.
+PIECE_BYTES = 8 << 20
+PIECES = 3
+UPLOAD_BYTES = (PIECES + 1) * PIECE_BYTES
+# What Cloud Storage takes at most of one object.
+_MOST_PIECES = 10_000
+
+
+def piece_bytes(nbytes: int) -> int:
+    """Bytes of one piece of an object's upload.
+
+    >>> piece_bytes(5_000_000_000), piece_bytes(400_000_000_000)
+    (8388608, 40000000)
+    """
+    return max(PIECE_BYTES, -(-nbytes // _MOST_PIECES))
+
+
+def not_streamable(plan: ExportPlan) -> Problem | None:
+    """Why the files of an export cannot be written front to back; None when they can."""
+    if not (plan.low_bit or plan.copied or plan.finishes):
+        return None
+    return Problem(
+        "--fp8-from",
+        "weights without scales of their own, whose files are written front to back",
+        "codes and scales, which are made together and lie apart",
+        "Give --staging DIR: the files are built there and then copied.",
+    )
+
+
+def streamed_shards(plan: ExportPlan) -> Iterator[tuple[Shard, dict[str, Any], tuple[WorkItem, ...]]]:
+    """Every file, its work as Beam carries it, and the work items that write it, in the order of its bytes.
+
+    Args:
+      plan: one whose tensors are cut along their first axis alone (``Wanted.streamed``).
+    """
+    places = all_places(plan.shards)
+    arrays = {array.name: array for array in plan.arrays}
+    maker = ExportItems(plan.arrays, plan.tensors, plan.cuttings, plan.chunks, plan.options.effective_chunk_bytes)
+    for shard in plan.shards:
+        items = tuple(item for tensor in shard.tensors for item in maker.of_tensor(arrays[tensor.key]))
+        tasks = [plan.item_json(item, places) for item in items]
+        line = {
+            "id": shard.file,
+            "header": shard.header.decode("latin-1"),
+            "nbytes": shard.nbytes,
+            "held_bytes": max((task["held_bytes"] for task in tasks), default=0) + UPLOAD_BYTES,
+            "tasks": tasks,
+        }
+        yield shard, line, items

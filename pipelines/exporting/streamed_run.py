@@ -1,0 +1,110 @@
+"""Exporting into a bucket: workers write whole files, front to back; nothing is kept on any disk."""
+
+import json
+import shutil
+import tempfile
+import uuid
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mappings.export.shards import INDEX_FILE
+from mappings.export.streamed import not_streamable, streamed_shards
+from mappings.problems import FerryError, PlanError, Problem
+from mappings.text import bytes_text
+from pipelines.beam_args import choose_engine
+from pipelines.cluster_args import complete_args, plan_resources
+from pipelines.exporting.manifest import export_manifest
+from pipelines.exporting.output_bucket import OutputBucket
+from pipelines.exporting.planning import Export, ExportOptions
+from pipelines.exporting.repository import CONFIG
+from pipelines.exporting.run import ExportOutcome, ExportOutput, Say, current_digest
+from pipelines.exporting.small_files import small_files
+from pipelines.exporting.streaming import StreamWork
+from pipelines.progress import Done
+from pipelines.receipt_count import ReceiptCount
+from pipelines.runner import RunOptions, run_items
+from pipelines.sinks.listing import MANIFEST_NAME
+
+Line = dict[str, Any]
+
+
+def run_streamed(export: Export, options: ExportOptions, output: ExportOutput, say: Say) -> ExportOutcome:
+    """Exports into a bucket. See `run_export`."""
+    problem = not_streamable(export.plan)
+    if problem:
+        raise PlanError([problem])
+    run = OutputBucket(output.output, export.plan.digest, asdict(options), output.take_over)
+    run.open()
+    try:
+        for note in export.notes:
+            say(note)
+        return _StreamedRun(export, options, output, run, say).finish()
+    finally:
+        run.close()
+
+
+class _StreamedRun:
+    """A run whose output is taken."""
+
+    def __init__(
+        self, export: Export, options: ExportOptions, output: ExportOutput, run: OutputBucket, say: Say
+    ) -> None:
+        self.export, self.plan = export, export.plan
+        self.options, self.output, self.run, self.say = options, output, run, say
+
+    def finish(self) -> ExportOutcome:
+        """Ferries what is left and publishes."""
+        lines = {shard.file: line for shard, line, _ in streamed_shards(self.plan)}
+        data_bytes = {shard.file: shard.data_bytes for shard in self.plan.shards}
+        todo = [name for name in lines if name not in self._finished()]
+        kept = Done(sum(data_bytes[name] for name in lines if name not in todo), len(lines) - len(todo))
+        if kept.items:
+            self.say(f"resuming: {kept.items:,} files of {bytes_text(kept.nbytes)} are finished already")
+        peak = self._ferry([lines[name] for name in todo], [data_bytes[name] for name in todo], kept) if todo else 0
+        missing = lines.keys() - self._finished()
+        if missing:
+            raise FerryError(f"{len(missing):,} files left no receipt. Run the same command again to resume.")
+        self._refuse_changed_source()
+        small = small_files(self.export)
+        manifest = export_manifest(self.export, self.options, self.run.receipts.finished())
+        small[MANIFEST_NAME] = (json.dumps(manifest, indent=1) + "\n").encode()
+        self.run.commit(small, INDEX_FILE if INDEX_FILE in small else CONFIG)
+        return ExportOutcome(self.export, self.output.output, len(todo), kept.items, peak)
+
+    def _finished(self) -> set[str]:
+        """Files that have a receipt and are there at full size; other receipts are forgotten."""
+        sizes, wanted = self.run.sizes(), {shard.file: shard.nbytes for shard in self.plan.shards}
+        found = self.run.receipts.ids()
+        whole = {name for name in found if sizes.get(name) == wanted.get(name, -1)}
+        for name in found - whole:
+            self.run.receipts.discard(name)
+        return whole
+
+    def _ferry(self, todo: list[Line], sizes: list[int], before: Done) -> int:
+        scratch = Path(tempfile.mkdtemp(prefix="tensorferry-"))
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in todo)
+        local = scratch / "items.jsonl"
+        local.write_text(text)
+        here = choose_engine(self.output.beam_args).is_local
+        how = RunOptions(
+            beam_args=complete_args(self.output.beam_args, plan_resources(self.plan), scratch, is_far=True),
+            local_items=str(local),
+            state_dir=str(scratch),
+            before=before,
+            progress_seconds=self.output.progress_seconds,
+            count_done=ReceiptCount(
+                self.run.receipts, {line["id"]: size for line, size in zip(todo, sizes, strict=True)}
+            ),
+        )
+        bound = self.options.worker_memory_bytes
+        work = StreamWork(self.export.source.item, self.output.output, self.run.receipts, bound, uuid.uuid4().hex)
+        peak = run_items(str(local) if here else self.run.reachable(text), sizes, work, how).peak_rss_bytes
+        shutil.rmtree(scratch, ignore_errors=True)  # after a failure its log stays
+        return peak
+
+    def _refuse_changed_source(self) -> None:
+        if current_digest(self.options, self.export) != self.plan.source_digest:
+            fix = f"Remove {self.run.output} and start again on a source at rest."
+            expected = "source and --config as they were planned"
+            raise FerryError(str(Problem(self.options.source, expected, "other metadata", fix)))
