@@ -235,6 +235,33 @@ def test_convert_from_the_hub_equals_convert_from_a_folder(hub, tmp_path, capsys
     assert not any(hub.token.encode() in data for data in tree(tmp_path / "remote").values())
 
 
+def test_from_the_hub_straight_into_a_bucket(hub, gcs, bucket, tmp_path, monkeypatch, capsys):
+    """No copy of the weights on this machine: neither in the hub's cache nor in temporary files."""
+    pytest.importorskip("gcsfs", reason="stock Orbax reads buckets with it")
+    commit = hub.add("org/m", tiny_llama.files())
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    monkeypatch.setenv("HF_HOME", str(scratch / "hf"))
+    places = ["--source", "hf://org/m", "--output", f"gs://{bucket}/out"]
+    assert main(["convert", *places]) == 0
+    largest = max((path.stat().st_size for path in scratch.rglob("*") if path.is_file()), default=0)
+    assert largest < min(tensor.nbytes for tensor in tiny_llama.tensors().values() if tensor.ndim > 1)
+    assert f"org/m@{commit}" in gcs.get(bucket, "out/0/items/tensorferry.manifest.json").decode()
+    assert main(["verify", *places]) == 0
+    assert main(["inspect", "hf://org/m"]) == 0
+    assert "30 tensors, 31,824 bytes" in capsys.readouterr().out
+
+
+def test_a_web_server_at_every_command(hub, tmp_path, capsys):
+    commit = hub.add("org/m", tiny_llama.files())
+    source = f"{hub.endpoint}/org/m/resolve/{commit}"
+    places = ["--source", source, "--output", str(tmp_path / "out")]
+    assert [main(args) for args in (["plan", *places[:2]], ["convert", *places], ["verify", *places])] == [0, 0, 0]
+    assert main(["inspect", source]) == 0
+    assert "30 tensors, 31,824 bytes" in capsys.readouterr().out
+
+
 def test_a_branch_that_moves_during_the_run_does_not_matter(hub, tmp_path, monkeypatch):
     commit = hub.add("org/m", tiny_llama.files())
     real = hub_module.HubSource.place
