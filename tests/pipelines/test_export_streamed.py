@@ -1,0 +1,193 @@
+"""Exports written straight into a bucket: whole files by any number of workers, nothing on any disk."""
+
+import json
+from pathlib import Path
+
+import pytest
+from checkpoints import llama_config, llama_expected, llama_tensors
+from exports import export_here, here, stock, write_repository
+from oracle_data import read_safetensors
+
+from mappings.export.streamed import piece_bytes
+from mappings.problems import FerryError, PlanError
+from pipelines import retries
+from pipelines.cli import main
+from pipelines.exporting import streamed_run, streaming
+from pipelines.exporting.output_bucket import OutputBucket
+
+INDEX = "model.safetensors.index.json"
+WANTED = {name: array.tobytes() for name, array in llama_tensors().items() if "q_proj" not in name}
+
+
+@pytest.fixture(scope="module")
+def item(tmp_path_factory) -> Path:
+    return stock(tmp_path_factory.mktemp("orbax") / "5" / "items", llama_expected(llama_tensors()))
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory) -> Path:
+    return write_repository(tmp_path_factory.mktemp("hf"), llama_config(), llama_tensors())
+
+
+@pytest.fixture
+def output(bucket, monkeypatch) -> str:
+    """Small pieces, so that files go up in parts; waits without waiting; work in this thread."""
+    monkeypatch.setattr(streaming, "piece_bytes", lambda nbytes: 1000)
+    monkeypatch.setattr(retries, "sleep", lambda seconds: None)
+    monkeypatch.setattr(streamed_run, "run_items", here)
+    return f"gs://{bucket}/out"
+
+
+def tensors(gcs, bucket: str) -> dict[str, bytes]:
+    found = {}
+    for name, data in gcs.tree(bucket, "out/").items():
+        if name.endswith(".safetensors"):
+            found |= {key: array.tobytes() for key, array in read_safetensors(data).items() if "q_proj" not in key}
+    return found
+
+
+def test_whole_files_the_index_last_and_nothing_left(gcs, bucket, output, item, repository, monkeypatch, capsys):
+    outcome = export_here(monkeypatch, item, repository, output, shard_bytes=2500, chunk_bytes=200)
+    assert outcome.done_items == len(outcome.export.plan.shards) > 3
+    assert tensors(gcs, bucket) == WANTED
+    assert gcs.seen(r"^POST .*00001-of-.*safetensors\?uploads"), "no file went up in parts"
+    assert gcs.get(bucket, "out/tokenizer.json") == (repository / "tokenizer.json").read_bytes()
+    assert not [name for name in gcs.names(bucket, "out/") if ".tensorferry" in name]
+    writes = [one for one in gcs.requests if one.startswith(("POST /upload", "PUT /", "POST /" + bucket))]
+    order = [number for number, one in enumerate(writes) if "model-" in one or INDEX in one]
+    assert INDEX in writes[order[-1]]
+    assert main(["verify", "--source", str(item), "--output", output]) == 0
+    assert "no difference" in capsys.readouterr().out
+
+
+def test_the_same_bytes_as_into_a_directory(gcs, bucket, output, item, repository, tmp_path, monkeypatch):
+    export_here(monkeypatch, item, repository, output, shard_bytes=2500)
+    export_here(monkeypatch, item, repository, tmp_path / "out", shard_bytes=2500)
+    there = {name: data for name, data in gcs.tree(bucket, "out/").items() if "manifest" not in name}
+    local = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if "manifest" not in path.name}
+    assert there == local
+
+
+def test_one_file_counts_when_config_is_there(gcs, bucket, output, item, repository, monkeypatch):
+    export_here(monkeypatch, item, repository, output)
+    assert tensors(gcs, bucket) == WANTED
+    assert f"out/{INDEX}" not in gcs.names(bucket)
+
+
+class Killed(BaseException):
+    """Stands for a process that is no more."""
+
+
+def test_killed_within_a_file_and_between(gcs, bucket, output, item, repository, monkeypatch):
+    """No part of a file shows; the next run does what has no receipt, and what has one but is not there."""
+    act, done = streaming.export_item, []
+
+    def dies(*args):
+        if len(done) == 20:
+            raise Killed
+        done.append(args)
+        return act(*args)
+
+    monkeypatch.setattr(streaming, "export_item", dies)
+    with pytest.raises(Killed):
+        export_here(monkeypatch, item, repository, output, shard_bytes=2500)
+    files = gcs.names(bucket, "out/model")
+    assert 1 < len(files) < 5
+    gcs.put(bucket, files[0], b"cut off")
+    monkeypatch.setattr(streaming, "export_item", act)
+    outcome = export_here(monkeypatch, item, repository, output, shard_bytes=2500)
+    assert outcome.kept_items == len(files) - 1
+    assert tensors(gcs, bucket) == WANTED
+
+
+def test_killed_at_every_step_of_the_commit(gcs, bucket, output, item, repository, monkeypatch):
+    for number, name in enumerate(("write config.json", f"write {INDEX}", "remove receipts", "remove run.json")):
+
+        def at(step, name=name):
+            if step == name:
+                raise Killed
+
+        def opened(*args, at=at):
+            run = OutputBucket(*args)
+            run.at_step_of_commit = at
+            return run
+
+        monkeypatch.setattr(streamed_run, "OutputBucket", opened)
+        place = f"{output}/{number}"
+        with pytest.raises(Killed):
+            export_here(monkeypatch, item, repository, place, shard_bytes=2500)
+        monkeypatch.setattr(streamed_run, "OutputBucket", OutputBucket)
+        outcome = export_here(monkeypatch, item, repository, place, shard_bytes=2500)
+        # Receipts go last but one: what has none is written again, the same.
+        assert outcome.done_items == (0 if number < 3 else 5)
+        found = gcs.names(bucket, f"out/{number}/")
+        assert f"out/{number}/{INDEX}" in found
+        assert not [one for one in found if ".tensorferry-export" in one]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "status"), [("^PUT .*partNumber=2", 429), ("^POST .*uploads", 503), ("^POST .*uploadId", 503)]
+)
+def test_uploads_that_fail_for_a_while(gcs, bucket, output, item, repository, monkeypatch, pattern, status):
+    gcs.fail(pattern, status, times=2)
+    export_here(monkeypatch, item, repository, output, shard_bytes=2500)
+    assert [fault.times for fault in gcs.faults] == [0]
+    assert tensors(gcs, bucket) == WANTED
+
+
+def test_words(gcs, bucket, output, item, repository, monkeypatch):
+    gcs.put(bucket, "out/precious.bin", b"1")
+    with pytest.raises(FerryError, match=r"found precious\.bin\. Nothing is ever overwritten"):
+        export_here(monkeypatch, item, repository, output)
+    gcs.fail("^(POST|PUT) .*/other/model", 403, times=99)
+    with pytest.raises(FerryError, match="a bucket that can be listed and written"):
+        export_here(monkeypatch, item, repository, f"gs://{bucket}/other")
+    gcs.reset()
+    with pytest.raises(FerryError, match=r"an unfinished export of this plan .* found one of another plan"):
+        export_here(monkeypatch, item, repository, f"gs://{bucket}/other", dtype="float32")
+    assert gcs.get(bucket, "out/precious.bin") == b"1"
+
+
+def test_pieces_of_huge_files_are_larger() -> None:
+    assert piece_bytes(5_000_000_000) == 8 << 20
+    assert 10_000 * piece_bytes(3 << 40) >= 3 << 40
+
+
+def test_dataflow_gets_a_job_of_files(gcs, bucket, item, repository, tmp_path, capsys):
+    """Each line of the work is a file; the job is built and not run."""
+    pytest.importorskip("google.cloud.dataflow_v1beta3", reason="needs apache-beam[gcp]")
+    files = {path.relative_to(item).as_posix(): path.read_bytes() for path in item.rglob("*") if path.is_file()}
+    gcs.put_all(bucket, "run/5/items", files)
+    from apache_beam.internal.gcp import auth
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auth._Credentials, "_credentials_init", True)
+        arguments = ["export", "--source", f"gs://{bucket}/run/5", "--config", str(repository), "--shard-bytes", "2500",
+                     "--output", f"gs://{bucket}/out", "--runner=DataflowRunner", "--project=my-project",
+                     "--region=europe-west4", f"--temp_location=gs://{bucket}/tmp",
+                     f"--template_location={tmp_path / 'job.json'}", "--sdk_container_image=image:1"]  # fmt: skip
+        assert main(arguments) == 0
+        assert "The job was built and not run" in capsys.readouterr().err
+        assert main([*arguments, "--staging", str(tmp_path / "staging")]) == 1
+        assert "Dataflow's workers cannot write here" in capsys.readouterr().err
+    assert json.loads((tmp_path / "job.json").read_text())["environment"]["workerPools"]
+    lines = gcs.get(bucket, "out/.tensorferry-export/work/items.jsonl").decode().splitlines()
+    assert [json.loads(line)["id"][:10] for line in lines[:2]] == ["model-0000", "model-0000"]
+    # Nothing was run; a real run of the same plan takes the same place.
+    assert main(arguments[:9]) == 0
+    assert tensors(gcs, bucket) == WANTED
+
+
+def test_fp8_needs_staging(gcs, bucket, output, item, repository, monkeypatch):
+    """Codes and scales lie apart in a file."""
+    monkeypatch.setattr(streamed_run, "not_streamable", lambda plan: streamed_problem())
+    with pytest.raises(PlanError, match=r"Give --staging DIR"):
+        export_here(monkeypatch, item, repository, output)
+
+
+def streamed_problem():
+    from types import SimpleNamespace
+
+    from mappings.export.streamed import not_streamable
+
+    return not_streamable(SimpleNamespace(low_bit={"a": 1}, copied=(), finishes={}))  # pyright: ignore[reportArgumentType]
