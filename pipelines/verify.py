@@ -1,7 +1,6 @@
 """Verifying: re-reads a committed checkpoint and its source, and compares every element by another road."""
 
 import json
-import os
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping
@@ -13,28 +12,24 @@ import numpy as np
 from mappings.geometry import Box
 from mappings.plan import Plan
 from mappings.problems import FerryError, Problem
-from mappings.schemes import is_merged, merged_base, scheme_of
-from mappings.tensors import LogicalTensor, StoredTensor
+from mappings.tensors import LogicalTensor
 from mappings.work import Part, WorkItem
 from pipelines.beam_args import choose_engine
 from pipelines.bucket_receipts import BucketReceipts
-from pipelines.byte_source import ByteSource, LocalSource
+from pipelines.byte_source import ByteSource
 from pipelines.cluster_args import complete_args, plan_resources, refuse_out_of_reach
-from pipelines.decode_region import decode_region
 from pipelines.expected import expected_parts
-from pipelines.expected_lora import merged_region
 from pipelines.findings import Findings, open_findings
 from pipelines.kvstores import is_local, store_words
-from pipelines.lora_source import WithAdapter, open_with_adapter
+from pipelines.lora_source import open_with_adapter
 from pipelines.memory import shared_budget
 from pipelines.orbax_view import OrbaxItem, find_item, open_item, read_manifest, read_region
 from pipelines.planning import Conversion, ConversionOptions, options_of, plan_conversion
 from pipelines.receipts import Receipts
-from pipelines.regions import Scratch, read_box
 from pipelines.runner import run_items
+from pipelines.source_region import source_region
 from pipelines.stored_tree import stored_tree
 from transforms.digest import digest
-from transforms.dtypes import numpy_dtype
 from transforms.statistics import statistics
 
 _SHOWN_ELEMENTS = 3
@@ -248,28 +243,6 @@ def compare_item(item: WorkItem, digests: list[str], target: OrbaxItem, source: 
 def _unreadable(part: Part, error: FerryError) -> Difference:
     reason = store_words(error.__cause__ or error)
     return Difference(part.spec.key, f"chunk {list(part.grid)}", "a whole chunk", f"it cannot be read: {reason}")
-
-
-def source_region(source: ByteSource, tensor: LogicalTensor, box: Box) -> np.ndarray:
-    """A box of a logical tensor, by mapped files where they are local."""
-    if is_merged(tensor):
-        base = source_region(source, merged_base(tensor), box)
-        return merged_region(tensor, box, base, lambda stored, part: _mapped(source, stored, part))
-    scheme = scheme_of(tensor)
-    if scheme is None:
-        return _mapped(source, tensor.stored["values"], box)
-    boxes = scheme.stored_box(tensor, box)
-    arrays = {role: _mapped(source, tensor.stored[role], stored_box) for role, stored_box in boxes.items()}
-    return decode_region(tensor, box, arrays)
-
-
-def _mapped(source: ByteSource, stored: StoredTensor, box: Box) -> np.ndarray:
-    source, file = source.place(stored.file) if isinstance(source, WithAdapter) else (source, stored.file)
-    if not isinstance(source, LocalSource):
-        return read_box(source, replace(stored, file=file), box, Scratch())
-    path, dtype = os.path.join(source.root, file), numpy_dtype(stored.dtype)
-    whole = np.memmap(path, np.uint8, "r", stored.offset, stored.nbytes).view(dtype).reshape(stored.shape)
-    return np.array(whole[tuple(slice(*span) for span in box)])
 
 
 def compare_part(part: Part, wanted: np.ndarray, found: np.ndarray, told: str) -> list[Difference]:

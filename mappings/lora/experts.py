@@ -10,7 +10,8 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mappings.lora.peft import AdapterConfig, Pair
+from mappings.lora.peft import Pair
+from mappings.lora.peft_config import AdapterConfig
 from mappings.problems import Problem
 from mappings.tensors import LogicalTensor
 

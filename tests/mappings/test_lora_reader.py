@@ -3,7 +3,8 @@
 import pytest
 from adapters import PREFIX, adapter_config
 
-from mappings.lora.peft import AdapterConfig, read_adapter, read_config
+from mappings.lora.peft import read_adapter
+from mappings.lora.peft_config import AdapterConfig, read_config
 from mappings.tensors import StoredTensor
 
 Q = "model.layers.0.self_attn.q_proj"
