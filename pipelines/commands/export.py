@@ -80,6 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chunk-bytes", type=byte_count, default=64 << 20, metavar="BYTES",
         help="aim for what is written at once (default 64MiB); never more than an eighth of --worker-memory-bytes",
     )  # fmt: skip
+    parser.add_argument(
+        "--overwrite", action="store_true",
+        help="replace a complete Tensorferry export in --output once the new one is complete",
+    )  # fmt: skip
     parser.add_argument("--plan-only", action="store_true", help="show what would be written, and write nothing")
     parser.add_argument(
         "--progress-seconds", type=float, default=5.0, metavar="S",
@@ -154,7 +158,9 @@ def run(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
     if not args.output:
         raise FerryError("--output: expected the repository's directory or gs://bucket/path; found none.")
     staging = absolute(args.staging) if args.staging else ""
-    output = ExportOutput(absolute(args.output), staging, tuple(beam_args), args.progress_seconds, args.take_over)
+    output = ExportOutput(
+        absolute(args.output), staging, tuple(beam_args), args.progress_seconds, args.take_over, args.overwrite
+    )
     outcome = run_export(options, output, lambda line: print(line, flush=True))
     totals, plan = outcome.export.plan.totals, outcome.export.plan
     print(

@@ -23,7 +23,7 @@ def run_adapter(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
         return show_export(plan_adapter_export(options))
     if not args.output:
         raise FerryError("--output: expected the adapter's directory; found none.")
-    output = ExportOutput(absolute(args.output), "", tuple(beam_args), args.progress_seconds)
+    output = ExportOutput(absolute(args.output), "", tuple(beam_args), args.progress_seconds, overwrite=args.overwrite)
     outcome = export_adapter(options, output, lambda line: print(line, flush=True))
     totals = outcome.export.plan.totals
     print(f"{totals.arrays:,} tensors, {bytes_text(totals.write_bytes)}, an adapter in {outcome.output}")

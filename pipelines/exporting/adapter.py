@@ -156,7 +156,7 @@ def export_adapter(options: AdapterOptions, output: ExportOutput, say: Say) -> E
     if not is_local(output.output):
         fix = "Export to a local folder, then copy it: an adapter is small."
         raise PlanError([Problem("--output", "a local directory for an adapter", output.output, fix)])
-    run = OutputDir(Path(output.output), export.plan.digest, asdict(options))
+    run = OutputDir(Path(output.output), export.plan.digest, asdict(options), output.overwrite)
     state = run.open()
     try:
         if state is RunState.PUBLISHED:

@@ -35,7 +35,7 @@ def export_manifest(export: Export, options: ExportOptions, receipts: Mapping[st
         "family": plan.family.name,
         "notes": [*plan.notes, *export.notes],
         "files": {shard.file: shard.nbytes for shard in plan.shards},
-        "copied": sorted(export.repository.files),
+        "copied": sorted({*export.repository.files, *export.fp8.files()}),
         "arrays": dict(_arrays(plan, parts)),
         "low_bit": _low_bit(export, receipts),
         "versions": versions(),

@@ -14,15 +14,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from mappings.export.shards import INDEX_FILE
 from mappings.problems import FerryError, Problem
 from pipelines.bucket_lock import LOCK_NAME, BucketLock
 from pipelines.bucket_receipts import BucketReceipts
+from pipelines.exporting.replacing import refuse_to_replace
 from pipelines.objects import Objects
 from pipelines.run_dir import RunState
+from pipelines.sinks.listing import MANIFEST_NAME
 
 STATE = ".tensorferry-export"
 _RUN = "run.json"
-_SHOWN = 5
 
 
 @dataclass
@@ -34,6 +36,7 @@ class OutputBucket:
       plan_digest: what the run will write; only a run of the same digest may continue it.
       options: told in ``run.json`` for people; not compared.
       take_over: whether to take the lock from whoever has it.
+      overwrite: whether an export that is there may be replaced; it is deleted before the new one is written.
       at_step_of_commit: called with the name of each step of the commit before it is done (tests kill there).
     """
 
@@ -41,6 +44,7 @@ class OutputBucket:
     plan_digest: str
     options: Mapping[str, Any] = field(default_factory=dict)
     take_over: bool = False
+    overwrite: bool = False
     at_step_of_commit: Callable[[str], None] = lambda name: None
 
     @property
@@ -132,9 +136,11 @@ class OutputBucket:
             return ""
 
     def _refuse_strangers(self) -> None:
-        found = sorted(self.sizes())
+        """Refuses what is there; with ``overwrite`` an earlier export goes, its manifest last."""
+        found = self.sizes()
         if found:
-            shown = ", ".join(found[:_SHOWN]) + (" …" if len(found) > _SHOWN else "")
             expected = "an empty place, or an unfinished export of this plan"
-            fix = "Nothing is ever overwritten; choose another output."
-            raise FerryError(str(Problem(self.output, expected, shown, fix)))
+            refuse_to_replace(self.output, found, self.files.read(MANIFEST_NAME), self.overwrite, expected)
+            self.files.delete_all([name for name in found if name == INDEX_FILE])
+            self.files.delete_all([name for name in found if name not in (INDEX_FILE, MANIFEST_NAME)])
+            self.files.delete(MANIFEST_NAME)

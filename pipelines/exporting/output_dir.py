@@ -5,6 +5,7 @@ OUTPUT/.tensorferry-export/lock         who is at work
 OUTPUT/.tensorferry-export/receipts/    what is finished
 OUTPUT/.tensorferry-export/files/       the repository that is being built
 OUTPUT/.tensorferry-export/commit.json  it is whole: only renames are left
+OUTPUT/.tensorferry-export/old/         what --overwrite replaces, until the new one is in place
 OUTPUT/*.safetensors, config.json, …    the published repository
 """
 
@@ -14,16 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mappings.export.shards import INDEX_FILE
 from mappings.problems import FerryError, Problem
+from pipelines.exporting.replacing import local_files, refuse_to_replace
 from pipelines.kvstores import is_local
 from pipelines.receipts import Receipts
 from pipelines.run_dir import RunState
 from pipelines.run_files import read_json, remove_tree, sync_directory, sync_tree, write_json
 from pipelines.run_lock import RunLock
 from pipelines.sink import store_error
+from pipelines.sinks.listing import MANIFEST_NAME
 
 STATE_DIR = ".tensorferry-export"
-_SHOWN = 5
 
 
 @dataclass
@@ -34,12 +37,14 @@ class OutputDir:
       output: the directory that becomes the repository.
       plan_digest: what the run will write; only a run of the same digest may continue it.
       options: told in ``run.json`` for people; not compared.
+      overwrite: whether an export that is there may be replaced, at the very end.
       at_step_of_commit: called with the name of each step of the commit before it is done (tests kill there).
     """
 
     output: Path
     plan_digest: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    overwrite: bool = False
     at_step_of_commit: Callable[[str], None] = lambda name: None
     rebooted: bool = field(default=False, init=False)
 
@@ -104,8 +109,9 @@ class OutputDir:
             sync_tree(self.files_dir)
             names = sorted((path.name for path in self.files_dir.iterdir()), key=lambda name: (name == last, name))
             self._step("mark commit")
-            write_json(self._commit_mark, {"plan_digest": self.plan_digest, "files": names})
-            self._publish(names)
+            old = self._old()
+            write_json(self._commit_mark, {"plan_digest": self.plan_digest, "files": names, "old": old})
+            self._publish(names, old)
         except OSError as error:
             raise store_error(str(self.output), "the repository published", error) from error
 
@@ -115,13 +121,22 @@ class OutputDir:
             raise FerryError(str(Problem(str(self.output), "a directory", "a file", fix)))
         if self._commit_mark.exists():
             return
-        found = sorted(p.name for p in self.output.iterdir()) if self.output.is_dir() else []
-        others = [name for name in found if name != STATE_DIR]
-        if others:
-            shown = ", ".join(others[:_SHOWN]) + (" …" if len(others) > _SHOWN else "")
-            fix = "Nothing is ever overwritten; choose another output."
+        found = local_files(self.output, STATE_DIR)
+        if found:
             expected = "an empty or new directory, or an unfinished export"
-            raise FerryError(str(Problem(str(self.output), expected, shown, fix)))
+            refuse_to_replace(str(self.output), found, self._manifest(), self.overwrite, expected)
+
+    def _old(self) -> list[str]:
+        """What is replaced, the files that make it a checkpoint first."""
+        if not self.overwrite:
+            return []
+        self._refuse_strangers()  # what came since the start would be moved away with it
+        tops = {name.partition("/")[0] for name in local_files(self.output, STATE_DIR)}
+        return sorted(tops, key=lambda name: (name not in (INDEX_FILE, MANIFEST_NAME), name))
+
+    def _manifest(self) -> bytes | None:
+        path = self.output / MANIFEST_NAME
+        return path.read_bytes() if path.is_file() and not path.is_symlink() else None
 
     def _open_locked(self) -> RunState:
         committing = read_json(self._commit_mark)
@@ -133,7 +148,7 @@ class OutputDir:
             found = f"one of another plan (digest {str(known.get('plan_digest'))[:16]})"
             raise FerryError(str(Problem(str(self.output), expected, found, fix)))
         if committing is not None:
-            self._publish(committing["files"])
+            self._publish(committing["files"], committing.get("old", ()))
             return RunState.PUBLISHED
         if earlier is not None:
             self.rebooted = earlier.get("boot") != _boot()
@@ -152,14 +167,25 @@ class OutputDir:
     def _step(self, name: str) -> None:
         self.at_step_of_commit(name)
 
-    def _publish(self, names: Sequence[str]) -> None:
+    def _move_old_aside(self, names: Sequence[str], old: Sequence[str]) -> None:
+        """Takes the earlier export away, the files that make it one first; what is published already is not old."""
+        for name in old:
+            waiting = name not in names or os.path.lexists(self.files_dir / name)
+            if waiting and os.path.lexists(self.output / name):
+                self._step(f"move old {name} aside")
+                (self.state_dir / "old").mkdir(exist_ok=True)
+                os.rename(self.output / name, self.state_dir / "old" / name)
+
+    def _publish(self, names: Sequence[str], old: Sequence[str]) -> None:
+        self._move_old_aside(names, old)
         for name in names:
             self._step(f"publish {name}")
             if (self.files_dir / name).exists():
                 os.rename(self.files_dir / name, self.output / name)
         sync_directory(self.output)
         # The commit mark goes last: while it is there, a rerun knows that the rest is rubbish.
-        for name in ("files", "work", "receipts", "run.json", "commit.json"):
+        replaced = ("old",) if (self.state_dir / "old").exists() else ()
+        for name in (*replaced, "files", "work", "receipts", "run.json", "commit.json"):
             self._step(f"remove {name}")
             remove_tree(self.state_dir / name)
         self.close()

@@ -27,6 +27,7 @@ from pipelines.runner import RunOptions, run_items
 from pipelines.sinks.listing import MANIFEST_NAME
 
 Line = dict[str, Any]
+_OFTEN = 1.5
 
 
 def run_streamed(export: Export, options: ExportOptions, output: ExportOutput, say: Say) -> ExportOutcome:
@@ -34,14 +35,21 @@ def run_streamed(export: Export, options: ExportOptions, output: ExportOutput, s
     problem = not_streamable(export.plan)
     if problem:
         raise PlanError([problem])
-    run = OutputBucket(output.output, export.plan.digest, asdict(options), output.take_over)
+    run = OutputBucket(output.output, export.plan.digest, asdict(options), output.take_over, output.overwrite)
     run.open()
     try:
-        for note in export.notes:
+        for note in (*export.notes, *_read_often(export.plan.amplification)):
             say(note)
         return _StreamedRun(export, options, output, run, say).finish()
     finally:
         run.close()
+
+
+def _read_often(times: float) -> list[str]:
+    """What to say when chunks over many layers are read anew for each file."""
+    if times < _OFTEN:
+        return []
+    return [f"the source is read {times:.1f} times: its chunks reach over several files; --staging DIR reads it once"]
 
 
 class _StreamedRun:

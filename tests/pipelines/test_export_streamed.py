@@ -1,10 +1,16 @@
 """Exports written straight into a bucket: whole files by any number of workers, nothing on any disk."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
-from checkpoints import llama_config, llama_expected, llama_tensors
+from checkpoints import Sizes, llama_config, llama_expected, llama_tensors
+from commands import ROOT, environment
 from exports import export_here, here, stock, write_repository
 from oracle_data import read_safetensors
 
@@ -191,3 +197,85 @@ def streamed_problem():
     from mappings.export.streamed import not_streamable
 
     return not_streamable(SimpleNamespace(low_bit={"a": 1}, copied=(), finishes={}))  # pyright: ignore[reportArgumentType]
+
+
+_KILL = """
+import os, signal, sys
+from pipelines import cli
+from pipelines.exporting import streaming
+done, act = [], streaming.export_item
+def call(*args):
+    if len(done) == 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+    done.append(args)
+    return act(*args)
+streaming.export_item = call
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_killed_for_real_and_resumed_by_the_same_command(gcs, bucket, item, repository):
+    words = ["export", "--source", str(item), "--config", str(repository), "--output", f"gs://{bucket}/out",
+             "--shard-bytes", "2500", "--direct_num_workers", "1"]  # fmt: skip
+    program = [sys.executable, "-c", _KILL, *words]
+    done = subprocess.run(program, capture_output=True, text=True, env=environment(), cwd=ROOT, timeout=120)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert f"out/{INDEX}" not in gcs.names(bucket)
+    # The lock of a process of this machine that is gone does not hold.
+    assert main(words) == 0
+    assert tensors(gcs, bucket) == WANTED
+
+
+@pytest.mark.slow
+def test_two_pools_write_what_one_process_writes(gcs, bucket, item, repository, tmp_path):
+    from test_worker_pools import pool
+
+    files = {path.relative_to(item).as_posix(): path.read_bytes() for path in item.rglob("*") if path.is_file()}
+    gcs.put_all(bucket, "run/5/items", files)
+    words = ["export", "--source", f"gs://{bucket}/run/5", "--config", str(repository), "--shard-bytes", "1000"]
+    logs = [tmp_path / "pool-1.log", tmp_path / "pool-2.log"]
+    with pool(logs[0]) as one, pool(logs[1]) as other:
+        args = ["--environment_type=EXTERNAL", f"--environment_config={one},{other}", "--direct_num_workers=3"]
+        assert main([*words, "--output", f"gs://{bucket}/out", *args]) == 0
+    assert all("Starting worker with command" in log.read_text() for log in logs)
+    assert main([*words, "--output", f"gs://{bucket}/alone"]) == 0
+    there, alone = gcs.tree(bucket, "out/"), gcs.tree(bucket, "alone/")
+    shards = [name for name in there if name.endswith(".safetensors")]
+    assert len(shards) > 8
+    assert {name: there[name] for name in shards} == {name: alone[name] for name in shards}
+    assert tensors(gcs, bucket) == WANTED
+
+
+_LIMITED = """
+import resource, sys
+limit, *words = sys.argv[1:]
+from pipelines.cli import main
+from pipelines import beam_job, local_engine
+import apache_beam, obstore, tensorstore, pipelines.exporting.streamed_run
+assert main([*words, "--plan-only"]) == 0
+size = int(next(line for line in open("/proc/self/status") if line.startswith("VmSize")).split()[1]) << 10
+resource.setrlimit(resource.RLIMIT_AS, (size + int(limit), size + int(limit)))
+sys.exit(main([*words, "--direct_num_workers", "2"]))
+"""
+
+
+@pytest.mark.slow
+def test_a_file_bigger_than_the_memory_that_is_left(gcs, bucket, tmp_path, monkeypatch):
+    """One tensor, one file of it, both larger than what the process may have."""
+    from test_export_memory import write_big
+
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
+    sizes = Sizes(layers=2, vocab=150_000, embed=1024, heads=2, kv_heads=2, head_dim=8, mlp=14)
+    write_big(tmp_path / "orbax")
+    repository = write_repository(tmp_path / "hf", llama_config(sizes, tie_word_embeddings=True))
+    bound, beside = 64 << 20, 112 << 20
+    assert sizes.vocab * sizes.embed * 2 > bound + beside + (100 << 20)
+    words = ["export", "--source", tmp_path / "orbax", "--config", repository, "--output", f"gs://{bucket}/out",
+             "--worker-memory-bytes", str(bound)]  # fmt: skip
+    program = ["sh", "-c", 'ulimit -s 512; exec "$@"', "sh", sys.executable, "-c", _LIMITED, str(bound + beside)]
+    done = subprocess.run([*program, *map(str, words)], capture_output=True, text=True, env=environment(), cwd=ROOT,
+                          timeout=200)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = read_safetensors(gcs.get(bucket, "out/model.safetensors"))["model.embed_tokens.weight"]
+    assert found.dtype == ml_dtypes.bfloat16
+    assert (found.view(np.uint16) == np.arange(sizes.vocab, dtype=np.uint32).astype(np.uint16)[:, None]).all()
