@@ -129,6 +129,7 @@ class BucketRun:
                 self._remove_state()
                 return RunState.PUBLISHED
         elif self.job and self._is_ours(names):
+            self._remove_state()  # what an engine's second attempt has written since
             return RunState.PUBLISHED
         else:
             self._refuse_step(names)
