@@ -90,6 +90,6 @@ def refusal(tensor: LogicalTensor) -> Problem | None:
         tensor.name,
         "FP8 codes with a scale per tensor, channel or block (--fp8-from)",
         f"the scheme {tensor.scheme}",
-        "Export without --fp8-from; the weights are then written as --dtype says.",
+        "Leave --fp8-from out and export with --dtype bfloat16.",
         file=tensor.stored["values"].file,
     )

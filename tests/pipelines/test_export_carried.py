@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from checkpoints import llama_config, llama_tensors, qwen3_moe_config, qwen3_moe_tensors
 from exports import export_here, read_repository, write_plan, write_repository
-from fp8_samples import BLOCK, KINDS, Arrays, quantised
+from fp8_samples import BLOCK, KINDS, Arrays, decoded, fp8_tensors
 from in_memory import run_plan
 from oracle_data import MODES, values
 
@@ -20,40 +20,6 @@ from pipelines.cli import main
 from pipelines.planning import ConversionOptions, plan_conversion
 
 LAYOUTS = ("declared", "broadcast")
-
-
-def fp8_tensors(kind: str, plain: Arrays, fused: bool = False) -> Arrays:
-    """Projections in FP8, experts too; scales in the names and the dtype of the kind."""
-    _, blocks, suffix, dtype = KINDS[kind]
-    found: Arrays = {}
-    for name, array in plain.items():
-        if not name.endswith(("_proj.weight", "_proj")):
-            found[name] = array
-            continue
-        stem = name.removesuffix("weight") + suffix if name.endswith("weight") else f"{name}_{suffix[7:]}"
-        ones = [quantised(one.astype(np.float32), blocks, dtype) for one in array.reshape(-1, *array.shape[-2:])]
-        codes, scales = np.stack([one[0] for one in ones]), np.stack([one[1] for one in ones])
-        found[name] = codes.reshape(array.shape)
-        found[stem] = scales if array.ndim > 2 else np.array(scales[0])
-    return found
-
-
-def decoded(kind: str, tensors: Arrays) -> Arrays:
-    """Every weight as its codes and scales mean it, in float32; by whole grids."""
-    _, blocks, suffix, _ = KINDS[kind]
-    found: Arrays = {}
-    for name, array in tensors.items():
-        if array.dtype != ml_dtypes.float8_e4m3fn:
-            found |= {} if name.endswith((suffix, "input_scale", suffix[6:])) else {name: array}
-            continue
-        stem = name.removesuffix("weight") + suffix if name.endswith("weight") else f"{name}_{suffix[7:]}"
-        scale = tensors[stem].astype(np.float32)
-        for axis in (-2, -1) if scale.ndim == array.ndim else ():
-            block = blocks[axis] or array.shape[axis]
-            scale = np.take(scale, np.arange(array.shape[axis]) // block, axis=axis)
-        scale = scale.reshape(*scale.shape, 1, 1) if scale.ndim < array.ndim and scale.ndim else scale
-        found[name] = array.astype(np.float32) * scale
-    return found
 
 
 class Carried:

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 from checkpoints import llama_config, llama_expected, llama_tensors
 from exports import here, read_repository, stock, write_repository
+from oracle_data import read_safetensors
 
 from mappings.problems import FerryError
+from pipelines.cli import main
 from pipelines.exporting import run as export_run
 from pipelines.exporting import upload as uploading
 from pipelines.exporting.output_dir import STATE_DIR, OutputDir
@@ -155,6 +157,22 @@ def test_in_a_bucket_the_old_one_goes_first(export, items, models, tmp_path):
     with pytest.raises(FerryError, match=r"found notes.txt. --overwrite would delete it"):
         export(items[0], OUTPUT, overwrite=True, staging=tmp_path / "other")
     assert holds(models, 9)
+
+
+def test_files_written_straight_into_a_bucket(gcs, bucket, items, repository):
+    words = ["export", "--config", str(repository), "--output", f"gs://{bucket}/out"]
+    assert main([*words, "--source", str(items[0]), "--shard-bytes", "1500"]) == 0
+    assert main([*words, "--source", str(items[1])]) == 1
+    gcs.put_all(bucket, "out", {"notes.txt": b"precious"})
+    assert main([*words, "--source", str(items[1]), "--overwrite"]) == 1
+    gcs.put_all(bucket, "elsewhere", {"notes.txt": b"precious"})
+    other = [*words[:-1], f"gs://{bucket}/second"]
+    for item, more in ((items[0], []), (items[1], ["--overwrite"])):
+        assert main([*other, "--source", str(item), *more]) == 0
+    tree = gcs.tree(bucket, "second/")
+    found = read_safetensors(next(content for name, content in tree.items() if name.endswith(".safetensors")))
+    assert found[NAME].tobytes() == llama_tensors(seed=9)[NAME].tobytes()
+    assert gcs.tree(bucket, "elsewhere/")
 
 
 @pytest.mark.parametrize("deleted", range(8))
