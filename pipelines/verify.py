@@ -162,9 +162,13 @@ def sampled(items: Iterator[WorkItem], sample: float, seed: str) -> Iterator[Wor
 
 def _line(item: WorkItem, manifest: Mapping[str, Any]) -> str:
     """A work item with the digests that its parts must have."""
-    data = item.to_json()
-    data["digests"] = [_digest_of(part, manifest) for part in item.parts]
-    return json.dumps(data, separators=(",", ":")) + "\n"
+    return item_line(item, item.to_json(), manifest)
+
+
+def item_line(item: WorkItem, data: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
+    """A line of work: plain data of an item, and the digests that its parts must have."""
+    digests = [_digest_of(part, manifest) for part in item.parts]
+    return json.dumps({**data, "digests": digests}, separators=(",", ":")) + "\n"
 
 
 def _digest_of(part: Part, manifest: Mapping[str, Any]) -> str:

@@ -36,7 +36,7 @@ from pipelines.orbax_view import OrbaxItem
 from pipelines.receipts import Receipts
 from pipelines.runner import run_items
 from pipelines.sinks.listing import MANIFEST_NAME
-from pipelines.verify import Difference, Verdict, compare_part, held_bytes, sampled
+from pipelines.verify import Difference, Verdict, compare_part, held_bytes, item_line, sampled
 from transforms.decode.scales import scale_values
 from transforms.digest import digest
 from transforms.dtypes import numpy_dtype
@@ -131,14 +131,7 @@ def compare_tensors(
 
 def _line(item: WorkItem, manifest: Mapping[str, Any], places: Mapping[str, Place], plan: ExportPlan) -> str:
     """A work item with the digests that its parts must have, and where they lie."""
-    data = plan.item_json(item, places)
-    data["digests"] = [_told(part, manifest) for part in item.parts]
-    return json.dumps(data, separators=(",", ":")) + "\n"
-
-
-def _told(part: Part, manifest: Mapping[str, Any]) -> str:
-    at = int(np.ravel_multi_index(part.grid, part.spec.grid)) if part.grid else 0
-    return manifest["arrays"][part.spec.key]["chunk_digests"][at]
+    return item_line(item, plan.item_json(item, places), manifest)
 
 
 @dataclass(frozen=True)
