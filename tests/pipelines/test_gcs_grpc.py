@@ -94,7 +94,7 @@ def test_a_job_takes_it_to_its_workers_and_to_its_commit(gcs, grpc_gcs, bucket):
     """Processes of their own, which know it from the job."""
     gcs.put_all(bucket, "m", tiny_llama.files())
     arguments = ["convert", "--source", f"gs://{bucket}/m", "--output", f"gs://{bucket}/out", "--gcs-grpc"]
-    processes = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
+    processes = ["--direct_running_mode=multi_processing", "--direct_num_workers=1"]
     gcs.requests.clear()
     assert main([*arguments, *processes, "--commit-in-job"]) == 0
     assert not gcs.seen("^POST /upload")
