@@ -97,6 +97,11 @@ class LocalSource:
     def folders(self) -> tuple[str, ...]:
         return tuple(entry.name for entry in self._entries() if entry.is_dir())
 
+    def files_in(self, folder: str) -> dict[str, int]:
+        """Files directly in a folder of the root: path relative to the root, to size in bytes."""
+        inside = LocalSource(self._absolute(folder)).list()
+        return {f"{folder}/{name}": size for name, size in inside.items()}
+
     def size(self, path: str) -> int:
         try:
             return os.stat(self._absolute(path)).st_size

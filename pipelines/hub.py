@@ -51,6 +51,11 @@ class HubSource(RangedSource):
         names = (name for name, _, _ in _files(self.endpoint, self.repo, self.commit))
         return tuple(sorted({name.split("/", 1)[0] for name in names if "/" in name}))
 
+    def files_in(self, folder: str) -> dict[str, int]:
+        """Files directly in a folder of the root: path relative to the root, to size in bytes."""
+        files = _files(self.endpoint, self.repo, self.commit)
+        return {name: size for name, size, _ in files if name.rpartition("/")[0] == folder}
+
     def size(self, path: str) -> int:
         files = {name: size for name, size, _ in _files(self.endpoint, self.repo, self.commit)}
         return files[path] if path in files else super().size(path)

@@ -178,6 +178,11 @@ class BucketSource(RangedSource):
         tags = sorted(f"{_last(entry['path'])} {entry['e_tag']}" for entry in self._listed()["objects"])
         return hashlib.sha256("\n".join(tags).encode()).hexdigest()
 
+    def files_in(self, folder: str) -> dict[str, int]:
+        """Files directly in a folder of the root: path relative to the root, to size in bytes."""
+        found = self.sizes_below(f"{folder}/")
+        return {path: size for path, size in found.items() if path.rpartition("/")[0] == folder}
+
     def sizes_below(self, folder: str = "") -> dict[str, int]:
         """Every object below a folder at any depth: its path relative to the root, and its size in bytes."""
         return {path: entry["size"] for path, entry in self.entries_below(folder).items()}

@@ -120,7 +120,8 @@ def plan_export(options: ExportOptions) -> Export:
     )
     plan = make_export_plan(family, tensors, source.chunks, wanted, digest)
     config, changed = exported_config(repository, _main_dtype(plan) or repository.default_dtype, fp8.config)
-    left_out = (f"left out: {told}" for told in source.parameters.left_out)
+    left_out = [f"left out: {told}" for told in source.parameters.left_out]
+    left_out += [f"not copied from --config: {told}" for told in repository.left_out]
     notes = (*source.notes, *left_out, *_carried(plan), *changed, *_names(plan, family, repository))
     return Export(source, repository, fp8, plan, config, notes, constants)
 

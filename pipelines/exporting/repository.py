@@ -1,6 +1,5 @@
 """The Hugging Face repository that an export follows: its config, names and dtypes of its tensors, its small files."""
 
-import fnmatch
 import hashlib
 import json
 from collections import Counter
@@ -15,17 +14,11 @@ from mappings.problems import PlanError, Problem
 from mappings.quantisation import resolve
 from pipelines.byte_source import ByteSource, open_source
 from pipelines.checkpoint import open_checkpoint
+from pipelines.exporting.copied_files import CONFIG as CONFIG
+from pipelines.exporting.copied_files import choose_files
 from pipelines.strict_json import parse_object
 
-CONFIG = "config.json"
 QUANTISATION_KEYS = ("quantization_config", "compression_config")
-_QUANTISATION_FILES = frozenset({"hf_quant_config.json", "quantize_config.json"})
-# Weights in any format, and what speaks of this very repository rather than of the model.
-_NOT_COPIED = (
-    "*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.index.json",
-    "tensorferry.manifest.json", ".*", "README*",
-)  # fmt: skip
-_LARGEST_COPY_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -36,10 +29,11 @@ class Repository:
       source: its files.
       raw: the bytes of config.json.
       config: their content.
-      files: small files that are copied, with their sizes.
+      files: small files that are copied, also of folders, with their sizes.
       dtypes: tensor name to the dtype of its values, from the headers; empty without weights.
       names: tensor names, from headers or index, in their order; empty without either.
       quantised: whether its weights are stored in a scheme that an export does not write.
+      left_out: what is not copied and might be missed, as sentences.
     """
 
     source: ByteSource = field(repr=False)
@@ -49,6 +43,7 @@ class Repository:
     dtypes: Mapping[str, str] = field(default_factory=dict, repr=False)
     names: tuple[str, ...] = field(default=(), repr=False)
     quantised: bool = False
+    left_out: tuple[str, ...] = ()
 
     @property
     def default_dtype(self) -> str:
@@ -85,14 +80,8 @@ def open_repository(url: str) -> Repository:
         raise PlanError(problems)
     dtypes, names, quantised = _tensors(source, listing)
     quantised = quantised or any(Config(config).get(key) for key in QUANTISATION_KEYS)
-    files = {name: size for name, size in listing.items() if _is_copied(name, size, quantised)}
-    return Repository(source, raw, config, files, dtypes, names, quantised)
-
-
-def _is_copied(name: str, size: int, quantised: bool) -> bool:
-    if name == CONFIG or size > _LARGEST_COPY_BYTES or (quantised and name in _QUANTISATION_FILES):
-        return False
-    return not any(fnmatch.fnmatchcase(name, pattern) for pattern in _NOT_COPIED)
+    copied = choose_files(source, listing, quantised)
+    return Repository(source, raw, config, copied.files, dtypes, names, quantised, copied.left_out)
 
 
 def _tensors(source: ByteSource, listing: Mapping[str, int]) -> tuple[dict[str, str], tuple[str, ...], bool]:

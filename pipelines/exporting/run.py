@@ -139,11 +139,13 @@ def _build_and_upload(export: Export, options: ExportOptions, output: ExportOutp
         outcome = ExportOutcome(export, output.output, 0, export.plan.totals.work_items)
     else:
         outcome = replace(_build(export, options, output, output.staging, say), output=output.output)
-    names = [path.name for path in staging.iterdir() if path.is_file()]
+    names = [path.relative_to(staging).as_posix() for path in staging.rglob("*") if path.is_file()]
     delete_objects(output.output, old)
     upload(staging, output.output, names, last, say)
     for name in names:
         (staging / name).unlink()
+    for folder in {Path(name).parent for name in names} - {Path()}:
+        (staging / folder).rmdir()
     return outcome
 
 
@@ -283,6 +285,7 @@ class ExportRun:
         """Writes everything that is no shard, the manifest last; the manifest."""
         folder = self.run.files_dir
         for name, content in small_files(self.export).items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(content)
         manifest = export_manifest(self.export, self.options, self.run.receipts.finished())
         write_json(folder / MANIFEST_NAME, manifest)

@@ -61,7 +61,10 @@ def test_a_branch_becomes_a_commit_once(hub):
     assert pinned.revision() == old
     assert len(hub.requests) == asked
     assert pinned.list() == {"w.safetensors": len(DATA)}
-    assert open_source("hf://org/m").folders() == ("sub",)
+    source = open_source("hf://org/m")
+    assert source.folders() == ("sub",)
+    assert source.files_in("sub") == {"sub/x.json": 2}  # pyright: ignore[reportAttributeAccessIssue]
+    assert source.read("sub/x.json", 0, 2) == b"{}"
 
 
 def test_reads_exactly_the_range(hub):
