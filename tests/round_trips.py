@@ -104,7 +104,6 @@ def _of_formulas() -> dict[str, Trip]:
     """Odd sizes that go through every factor and every kind of block."""
     vision = {"text_config": qwen.TEXT, "vision_config": qwen.VISION, "tie_word_embeddings": False}
     thinker = {"text_config": qwen.TEXT, "vision_config": qwen.VISION, "audio_config": qwen.AUDIO}
-    float32 = ("gate.bias", "_fn", "_base", "_scale")
     return {
         "llama": Trip(llama_config(), llama_tensors),
         "llama-tied": Trip(llama_config(tie_word_embeddings=True), lambda: llama_tensors(head=False)),
@@ -116,7 +115,8 @@ def _of_formulas() -> dict[str, Trip]:
         ),
         "llama4": Trip(gemma.LLAMA4, lambda: tensors_of(gemma.llama4_shapes())),
         "deepseek3+mtp": Trip(deepseek.V3, deepseek.v3_tensors, {"mtp": True}),
-        "deepseek4": Trip(deepseek.V4, lambda: tensors_of(deepseek.v4_shapes(), float32), dtype="source"),
+        "deepseek4": Trip(deepseek.V4, deepseek_v4, dtype="source"),
+        "deepseek4+int32": Trip(deepseek.V4, lambda: _narrow(deepseek_v4()), modes=("unscan",), dtype="source"),
         "qwen3-vl-moe": Trip(vision | {"model_type": "qwen3_vl_moe"}, _qwen_vl_text),
         "qwen3-vl-moe+mm": Trip(
             vision | {"model_type": "qwen3_vl_moe"}, lambda: {**_qwen_vl_text(), **_qwen_vl_tower()},
@@ -126,6 +126,15 @@ def _of_formulas() -> dict[str, Trip]:
             {"model_type": "qwen3_omni_moe", "thinker_config": thinker}, _qwen_omni, {"multimodal": True}, ("unscan",)
         ),
     }  # fmt: skip
+
+
+def deepseek_v4() -> Tensors:
+    return tensors_of(deepseek.v4_shapes(), ("gate.bias", "_fn", "_base", "_scale"))
+
+
+def _narrow(tensors: Tensors) -> Tensors:
+    """Tables of expert numbers in int32."""
+    return {name: a.astype(np.int32) if a.dtype == np.int64 else a for name, a in tensors.items()}
 
 
 def _qwen_vl_text() -> Tensors:

@@ -100,6 +100,9 @@ class Cutter:
         fixed = any(use.compiled.rule.dtype for use in array.uses)
         low_bit = None if fixed else self._wanted.low_bit.get(array.name)
         dtype = spec.dtype if low_bit or fixed else self._wanted.dtype_of(self._typed(array))
+        if fixed and dtype not in FLOATS:  # one integer is as good as another: as an existing checkpoint has it
+            told = self._wanted.dtypes.get(array.name, dtype)
+            dtype = dtype if told in FLOATS else told
         key = (
             json.dumps(low_bit.params) if low_bit else "",
             tuple(id(use.compiled) for use in array.uses),
