@@ -41,15 +41,17 @@ class ExportItems:
     def items(self) -> Iterator[WorkItem]:
         """Every work item; those below a megabyte are grouped until they are worth a worker's while."""
         waiting: list[WorkItem] = []
+        parts = nbytes = 0
         for item in self._single_items():
-            if item.write_bytes >= SMALL_ARRAY_BYTES:
+            item_bytes = item.write_bytes
+            if item_bytes >= SMALL_ARRAY_BYTES:
                 yield self._numbered([item])
                 continue
             waiting.append(item)
-            parts = sum(len(one.parts) for one in waiting)
-            if parts >= MAX_GROUPED_PARTS or sum(one.write_bytes for one in waiting) >= self._group_bytes:
+            parts, nbytes = parts + len(item.parts), nbytes + item_bytes
+            if parts >= MAX_GROUPED_PARTS or nbytes >= self._group_bytes:
                 yield self._numbered(waiting)
-                waiting = []
+                waiting, parts, nbytes = [], 0, 0
         if waiting:
             yield self._numbered(waiting)
 

@@ -72,8 +72,13 @@ def keep_carried(rules: Sequence[CompiledRule], tensors: Tensors, low_bit: Tenso
         return Kept(tuple(rules))
     given = {name: _plain(name, rule) for rule in rules for name in rule.sources()}
     given |= {name: low_bit[name] for name in names}
-    ways = [carry_low_bit(rules, given, layout) for layout in SCALE_LAYOUTS]
-    chosen = next((way for way in ways if not _misfits(way, tensors)), None)
+    ways: list[Carried] = []
+    chosen: Carried | None = None
+    for layout in SCALE_LAYOUTS:
+        ways.append(carry_low_bit(rules, given, layout))
+        if not _misfits(ways[-1], tensors):
+            chosen = ways[-1]
+            break
     problems = [*ways[0].problems, *_uncarried(ways[0], names), *_in_parts(ways[0], names)]
     if chosen is None and not problems:
         problems = [_misfit(name, ways, tensors) for name in _misfits(ways[0], tensors)]
