@@ -21,7 +21,7 @@ from pipelines.leaf_values import with_leaves
 from pipelines.manifest import make_manifest, unfinished
 from pipelines.maxtext_settings import write_settings
 from pipelines.orbax_log import quiet_orbax
-from pipelines.orbax_metadata import scalar_keys, write_item_metadata, write_step_metadata
+from pipelines.orbax_metadata import load_orbax, scalar_keys, write_item_metadata, write_step_metadata
 from pipelines.output_options import OutputOptions
 from pipelines.planning import Conversion, ConversionOptions, plan_conversion, source_digest
 from pipelines.progress import Done
@@ -233,6 +233,7 @@ class _Conversion:
             before=before,
             progress_seconds=self.output.progress_seconds,
             count_done=ReceiptCount(self.run.receipts, {item.id: item.write_bytes for item in todo}),
+            meanwhile=load_orbax,
         )
 
     def _is_far(self) -> bool:

@@ -18,6 +18,11 @@ from pipelines.sink import store_error
 _ORBAX_FILES = ("_METADATA", "_sharding", "array_metadatas")
 
 
+def load_orbax() -> None:
+    """Imports what `write_item_metadata` needs, which takes half a second and a core that waiting workers leave."""
+    import orbax.checkpoint  # noqa: F401
+
+
 def tree_of(arrays: Iterable[ArraySpec], leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
     """The checkpoint's tree as nested dicts: array specs, and extra leaves such as ``step`` and ``opt_state``.
 

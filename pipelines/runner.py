@@ -74,6 +74,7 @@ class RunOptions:
       local_items: the plan's file on this machine, where `items_path` is elsewhere.
       count_done: tells what this run has finished, for engines whose workers do not see `state_dir`.
       commit: what a worker calls when every item is done, where the launcher is not to commit; picklable.
+      meanwhile: what the launcher does while workers work, a second or so.
     """
 
     beam_args: tuple[str, ...] = ()
@@ -87,6 +88,7 @@ class RunOptions:
     local_items: str = ""
     count_done: Callable[[], Done] | None = None
     commit: Callable[[], None] | None = None
+    meanwhile: Callable[[], None] = lambda: None
 
 
 def run_items(items_path: str, item_sizes: Sequence[int], work: Work, options: RunOptions) -> Tally:
@@ -185,7 +187,7 @@ class _Run:
         return ProgressMonitor(total, count, self.options.before, seconds, read_seconds=seconds)
 
     def _supervise(self, run: Callable[[], None], crew: "Crew") -> None:
-        error = supervise(run, crew, self.stop, self.options.grace_seconds)
+        error = supervise(run, crew, self.stop, self.options.grace_seconds, self.options.meanwhile)
         if crew.exit_codes:
             raise FerryError(self._death(crew))
         if error:

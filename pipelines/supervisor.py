@@ -62,7 +62,13 @@ class _Outcome(threading.Thread):
             self.ended.set()
 
 
-def supervise(run: Callable[[], None], deaths: Deaths, stop: StopFlag, grace_seconds: float) -> BaseException | None:
+def supervise(
+    run: Callable[[], None],
+    deaths: Deaths,
+    stop: StopFlag,
+    grace_seconds: float,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> BaseException | None:
     """Runs a function in a thread and comes back when it ends, fails or can no longer end.
 
     After a worker's death the engine gets a few seconds to notice; then it is left behind.
@@ -72,6 +78,7 @@ def supervise(run: Callable[[], None], deaths: Deaths, stop: StopFlag, grace_sec
       deaths: fills up when workers die.
       stop: is raised on Ctrl-C and on a death.
       grace_seconds: how long items in flight may go on after Ctrl-C.
+      meanwhile: called once `run` has begun.
 
     Returns:
       What `run` raised, if it did.
@@ -83,6 +90,7 @@ def supervise(run: Callable[[], None], deaths: Deaths, stop: StopFlag, grace_sec
     thread.start()
     try:
         with interrupts.watched() as asked:
+            meanwhile()
             _wait(thread, deaths, stop, asked)
     except KeyboardInterrupt:
         stop.set()
