@@ -20,6 +20,7 @@ from pipelines.exporting.files import ShardFiles
 from pipelines.exporting.fp8_source import open_fp8_source
 from pipelines.exporting.manifest import export_manifest
 from pipelines.exporting.output_dir import OutputDir
+from pipelines.exporting.overlap import refuse_overlap
 from pipelines.exporting.planning import Export, ExportOptions, plan_export
 from pipelines.exporting.repository import CONFIG, open_repository
 from pipelines.exporting.small_files import small_files
@@ -102,6 +103,7 @@ def run_export(options: ExportOptions, output: ExportOutput, say: Say) -> Export
     options = output.streamed(options)
     export = plan_export(options)
     export.plan.require()
+    refuse_overlap(export, options, output.output)
     refuse_other_constants(export)
     options = export.pinned(options)
     if options.streamed:

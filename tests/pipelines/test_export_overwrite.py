@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from checkpoints import llama_config, llama_expected, llama_tensors
 from exports import here, read_repository, stock, write_repository
+from fp8_samples import KINDS, quantised
 from oracle_data import read_safetensors
 
 from mappings.problems import FerryError
@@ -107,6 +109,45 @@ def test_what_is_no_export_is_never_replaced(export, items, repository, tmp_path
     assert (folder / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize("option", ["config", "fp8_from"])
+def test_an_export_is_not_replaced_by_what_is_made_from_it(option, export, items, repository, tmp_path, monkeypatch):
+    """A kill in the middle would leave an export without what it needs to go on."""
+    monkeypatch.setattr(export_run, "run_items", here)
+    out, link = tmp_path / "out", tmp_path / "link"
+    quantised = write_fp8(tmp_path / "fp8")
+    run_export(ExportOptions(str(items[0]), str(quantised), fp8_from=str(quantised)), ExportOutput(str(out)), print)
+    link.symlink_to(out)
+    inputs = {"config": str(repository)} | {option: f"{link}/"}
+    if option == "config":
+        inputs["fp8_from"] = str(quantised)
+    with pytest.raises(FerryError, match=f"expected an output apart from --{option.replace('_', '-')}; found .*/link"):
+        run_export(ExportOptions(str(items[1]), **inputs), ExportOutput(str(out), overwrite=True), print)
+    assert (out / "config.json").exists()
+    assert not (out / STATE_DIR).exists()
+
+
+def write_fp8(folder: Path) -> Path:
+    quantisation, blocks, suffix, dtype = KINDS["block"]
+    tensors = llama_tensors()
+    name = "model.layers.1.mlp.up_proj"
+    codes, scales, _ = quantised(tensors[f"{name}.weight"].astype(np.float32), blocks, dtype)
+    return write_repository(
+        folder,
+        llama_config(quantization_config=quantisation),
+        tensors | {f"{name}.weight": codes, f"{name}.{suffix}": scales},
+    )
+
+
+@pytest.mark.parametrize("below", ["", "x/y"])
+def test_nothing_is_written_into_the_source(below, export, tmp_path):
+    item = stock(tmp_path / "items", llama_expected(llama_tensors()))
+    before = sorted(item.rglob("*"))
+    with pytest.raises(FerryError, match=r"expected an output apart from --source; found .*items"):
+        export(item, item / below)
+    assert sorted(item.rglob("*")) == before
+    export(item, tmp_path / "items-exported")
+
+
 def test_killed_at_any_step(export, items, tmp_path, monkeypatch):
     """The old export or the new one or none is there to a reader, never a mixture; and the same command ends it."""
     names: list[str] = []
@@ -166,6 +207,11 @@ def test_files_written_straight_into_a_bucket(gcs, bucket, items, repository):
     gcs.put_all(bucket, "out", {"notes.txt": b"precious"})
     assert main([*words, "--source", str(items[1]), "--overwrite"]) == 1
     gcs.put_all(bucket, "elsewhere", {"notes.txt": b"precious"})
+    again = ["export", "--source", str(items[1]), "--config", f"gs://{bucket}/out", "--overwrite"]
+    gcs.delete(bucket, "out/notes.txt")
+    before = gcs.tree(bucket, "out/")
+    assert main([*again, "--output", f"gs://{bucket}/out/"]) == 1
+    assert gcs.tree(bucket, "out/") == before
     other = [*words[:-1], f"gs://{bucket}/second"]
     for item, more in ((items[0], []), (items[1], ["--overwrite"])):
         assert main([*other, "--source", str(item), *more]) == 0
