@@ -14,6 +14,8 @@ from transforms.cast import cast, cast_into
 # Scratch of 3 MiB, used again: two products in float64, and their sum with the weights in float32.
 _STRIP_ITEMS = 1 << 17
 _EXACT_BITS = 53
+# One row or column in so many is few: multiplied apart, they cost less than all do.
+_FEW = 8
 
 
 def add_product(
@@ -54,13 +56,13 @@ def _add(out: np.ndarray, values: np.ndarray, left: np.ndarray, right: np.ndarra
     step = max(1, min(len(out), _STRIP_ITEMS // max(1, cols)))
     product, small = np.empty((step, cols)), np.empty((step, cols))
     added = np.empty((step, cols), np.float32)
-    has_low = left[:, rank:].any() or right[:rank].any()
+    low = np.flatnonzero(right[:rank].any(0))
+    few = right[:rank, low] if len(low) * _FEW <= cols else None
     for row in range(0, len(out), step):
         some = left[row : row + step]
         n = len(some)
         np.matmul(some[:, :rank], right[rank:], out=product[:n])
-        if has_low:
-            np.matmul(some, right, out=small[:n])
+        if _low_product(some, right, low, few, small[:n]):
             np.add(product[:n], small[:n], out=product[:n])
         np.multiply(product[:n], scale, out=added[:n], casting="same_kind")
         with np.errstate(all="ignore"):
@@ -68,6 +70,32 @@ def _add(out: np.ndarray, values: np.ndarray, left: np.ndarray, right: np.ndarra
             np.add(added[:n], np.float32(0), out=added[:n])
             np.add(added[:n], cast(values[row : row + step], "float32"), out=added[:n])
         cast_into(out[row : row + step], added[:n])
+
+
+def _low_product(left: np.ndarray, right: np.ndarray, low: np.ndarray, few: np.ndarray | None, out: np.ndarray) -> bool:
+    """The sum of high with low and low with high; False, and nothing written, where there is no low limb.
+
+    Factors of few bits, such as bfloat16, have few low limbs: then those alone are multiplied. Being exact, the sum is
+    the same either way.
+
+    Args:
+      left: ``[rows, (high low)]``.
+      right: ``[(low high), cols]``.
+      low: the columns of ``right`` with a low limb.
+      few: their low limbs, where they are few.
+      out: ``[rows, cols]``.
+    """
+    rank = left.shape[1] // 2
+    rows = np.flatnonzero(left[:, rank:].any(1))
+    if not len(rows) and not len(low):
+        return False
+    if few is None or len(rows) * _FEW > len(left):
+        np.matmul(left, right, out=out)
+        return True
+    out.fill(0)
+    out[:, low] = left[:, :rank] @ few
+    out[rows] += left[rows, rank:] @ right[rank:]
+    return True
 
 
 def limbs(factor: np.ndarray, axis: int) -> np.ndarray:

@@ -19,8 +19,8 @@ from mappings.tensors import LogicalTensor
 from transforms.dtypes import stored_bytes
 
 FACTORS = ("lora_a", "lora_b")
-# Two limbs in float64.
-_WIDE_BYTES = 16
+# Two limbs in float64, and an eighth of one again where few of them are low.
+_WIDE_BYTES = 17
 # Scratch of a product: five arrays in float64 of at most so many elements.
 _SCRATCH_BYTES, _SCRATCH_ITEMS = 40, 1 << 17
 # The geometry of a weight that is read as stored.

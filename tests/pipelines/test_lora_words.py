@@ -261,7 +261,7 @@ def test_memory_counts_the_factors(source, tmp_path):
     options = ConversionOptions(str(source), target=target)
     merged = plan_conversion(replace(options, lora=str(lora))).plan
     item = next(item for item in merged.items() for read in item.reads if read.tensor.name == f"{Q}.weight")
-    assert item.factor_bytes == rank * (48 + 10) * (4 + 16) + 40 * 48 * 10
+    assert item.factor_bytes == rank * (48 + 10) * (4 + 17) + 40 * 48 * 10
     bare = next(one for one in plan_conversion(options).plan.items() if one.id == item.id)
     assert item.read_bytes == bare.read_bytes + rank * (48 + 10) * 4
     assert item.held_bytes >= bare.held_bytes + item.factor_bytes

@@ -68,6 +68,22 @@ def test_the_other_road_has_the_same_bits(rank, spread, seed):
         assert found.tobytes() == other.tobytes()
 
 
+@settings(max_examples=30, deadline=None)
+@given(cols=st.sets(st.integers(0, 17), max_size=4), rows=st.sets(st.integers(0, 18), max_size=4), data=st.data())
+def test_few_low_limbs_multiplied_apart_give_the_same_bits(cols, rows, data):
+    """Factors in bfloat16 have a low limb only beside an entry that is far larger."""
+    random = np.random.default_rng(len(cols) * 5 + len(rows))
+    w, a, b = (random.normal(size=shape).astype(ml_dtypes.bfloat16) for shape in ((19, 18), (3, 18), (19, 3)))
+    a[1, sorted(cols)] *= ml_dtypes.bfloat16(2.0**-21)
+    b[sorted(rows), 2] *= ml_dtypes.bfloat16(2.0**-23)
+    found = merged(w, a, b, 1.3)
+    other = expected_merged(w, a, b, {**PLAIN, "rank": 3, "scale": 1.3}, 0)
+    assert found.tobytes() == other.tobytes()
+    first, last = sorted(data.draw(st.lists(st.integers(0, 18), min_size=2, max_size=2, unique=True)))
+    part = merged(w[:, first:last], a[:, first:last], b, 1.3)
+    assert part.tobytes() == found[:, first:last].tobytes()
+
+
 def test_sums_of_limbs_are_exact_in_any_order():
     _, a, b = random_case(6, 8, 33, 20, 1)
     left, right = np.split(limbs(b, 1), 2, axis=1), np.split(limbs(a, 0), 2)[::-1]
