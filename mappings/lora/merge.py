@@ -57,8 +57,19 @@ class _Merger:
         self.problems: list[Problem] = []
 
     def merged(self) -> Merged:
-        notes = tuple(self.names.notes())
+        notes = (*self.names.notes(), *self._left_alone())
         return Merged(self.tensors, self.sources, self.scales, tuple(self.problems), notes)
+
+    def _left_alone(self) -> Iterator[str]:
+        """Says which weights stay as they are although target_modules names them."""
+        left = [
+            name
+            for name, tensor in self.tensors.items()
+            if len(tensor.shape) == 2 and name.endswith(_WEIGHT) and name not in self.sources
+            and any(_ends(name.removesuffix(_WEIGHT), target) for target in self.config.targets)
+        ]  # fmt: skip
+        if left:
+            yield f"without factors, though target_modules names them: {len(left):,} weights, such as {left[0]}"
 
     def replace(self, name: str, stored: StoredTensor) -> None:
         """A tensor that the adapter holds whole takes the base's place."""

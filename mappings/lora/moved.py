@@ -116,11 +116,11 @@ def _not_factors(adapter: Adapter) -> Iterator[Problem]:
 
 def _ranks(adapter: Adapter) -> Iterator[Problem]:
     ranks = Counter(pair.a.shape[0] for pair in adapter.pairs)
-    if len(ranks) > 1:
-        usual = ranks.most_common(1)[0][0]
-        odd = next(pair for pair in adapter.pairs if pair.a.shape[0] != usual)
-        expected = f"rank {usual}, as most modules have: MaxText has one rank for all"
-        yield Problem(odd.module, expected, str(odd.a.shape[0]), _MERGE, odd.a.file)
+    for pair in adapter.pairs:
+        usual, rank = ranks.most_common(1)[0][0], pair.a.shape[0]
+        if rank != usual:
+            expected = f"rank {usual}, as most modules have: MaxText has one rank for all"
+            yield Problem(pair.module, expected, str(rank), _MERGE, pair.a.file)
 
 
 def _alphas(adapter: Adapter) -> Iterator[Problem]:

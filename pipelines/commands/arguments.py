@@ -34,6 +34,17 @@ def positive_int(text: str) -> int:
     return int(text)
 
 
+def named_path(text: str) -> str:
+    """A path or URL.
+
+    Raises:
+      argparse.ArgumentTypeError: it is empty, as a shell's variable that is not set is.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path; found an empty one: is a variable not set?")
+    return text
+
+
 def add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments that decide what the plan is."""
     parser.add_argument(
@@ -42,10 +53,11 @@ def add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     adapters = parser.add_mutually_exclusive_group()
     adapters.add_argument(
-        "--lora", default="", metavar="PATH", help="merge this PEFT adapter into the weights, in float32, on the way"
-    )
+        "--lora", type=named_path, metavar="PATH",
+        help="merge this PEFT adapter into the weights, in float32, on the way",
+    )  # fmt: skip
     adapters.add_argument(
-        "--lora-only", default="", metavar="PATH",
+        "--lora-only", type=named_path, metavar="PATH",
         help="convert this PEFT adapter alone, for MaxText's lora_restore_path; of --source only config.json and names "
         "are read",
     )  # fmt: skip

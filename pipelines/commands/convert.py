@@ -68,6 +68,8 @@ def run(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
     plan = outcome.conversion.plan
     totals = plan.totals
     print(f"{totals.arrays:,} arrays, {bytes_text(totals.write_bytes)}, in {outcome.step}/items")
+    if outcome.conversion.merge:
+        print(*outcome.conversion.merge.notes(), sep="\n")
     if outcome.kept_items:
         print(f"{outcome.kept_items:,} of {totals.work_items:,} work items were finished by an earlier run")
     print(f"MaxText settings: {outcome.settings}")

@@ -142,7 +142,7 @@ def decimal_bytes(text: str) -> int:
 
 def run(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
     """Exports; 0 when the repository is in place."""
-    from mappings.problems import FerryError
+    from mappings.problems import FerryError, PlanError, Problem
     from mappings.text import bytes_text
     from pipelines.convert import absolute
     from pipelines.exporting.run import ExportOutput, run_export
@@ -151,6 +151,9 @@ def run(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
         from pipelines.commands.export_adapter import run_adapter
 
         return run_adapter(args, beam_args)
+    if args.lora_alpha is not None:
+        expected = "--lora beside it: without, weights are exported and no adapter"
+        raise PlanError([Problem("--lora-alpha", expected, "it alone", "Add --lora, or leave it out.")])
     options = export_options(args)
     if args.plan_only:
         where = ExportOutput(args.output or ".", args.staging)

@@ -9,6 +9,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from pipelines.commands.arguments import named_path
+
 EPILOG = """\
 examples:
   tensorferry verify --source Llama-3.1-8B --output checkpoints/llama
@@ -31,8 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config", default="", metavar="PATH", help="for an export: the repository that it followed, if that has moved"
     )
     parser.add_argument(
-        "--lora", default="", metavar="PATH", help="for an adapter, merged or alone: where it is now, if it has moved"
-    )
+        "--lora", type=named_path, metavar="PATH",
+        help="for an adapter, merged or alone: where it is now, if it has moved",
+    )  # fmt: skip
     parser.add_argument(
         "--sample", type=share, default=1.0, metavar="P",
         help="share of the work items to compare, such as 0.1; at least one per array (default 1: all)",

@@ -255,11 +255,14 @@ def refused(tmp_path, base, capsys):
 
 
 def test_several_ranks(refused):
-    tensors = tensors_of() | factors(llama_tensors(), ["model.layers.1.mlp.up_proj"], 4)
-    config = adapter_config(MODULES, RANK, ALPHA, rank_pattern={"up_proj": 4})
-    said = refused(config, tensors)
-    assert "model.layers.1.mlp.up_proj (in adapter_model.safetensors): expected rank 5" in said
-    assert "MaxText has one rank for all; found 4" in said
+    odd = {"model.layers.1.mlp.up_proj": 4, "lm_head": 2}
+    tensors = tensors_of()
+    for module, rank in odd.items():
+        tensors |= factors(llama_tensors(), [module], rank)
+    said = refused(adapter_config(MODULES, RANK, ALPHA, rank_pattern=odd), tensors)
+    for module, rank in odd.items():
+        assert f"{module} (in adapter_model.safetensors): expected rank 5, as most modules have" in said
+        assert f"MaxText has one rank for all; found {rank}" in said
 
 
 def test_whole_tensors(refused):

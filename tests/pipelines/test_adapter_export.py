@@ -284,6 +284,15 @@ def test_options_that_do_not_go_together(refused, tmp_path):
     assert "--fp8-from: expected an export of weights; found --lora: an adapter has no FP8 weights." in said
 
 
+def test_an_alpha_without_an_adapter(repository, tmp_path, capsys):
+    words = ["export", "--source", str(tmp_path), "--config", str(repository), "--output", str(tmp_path / "out")]
+    assert main([*words, "--lora-alpha", "4"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert (
+        "--lora-alpha: expected --lora beside it: without, weights are exported and no adapter; found it alone" in said
+    )
+
+
 def test_a_bucket_is_no_place_for_it(repository, tmp_path, capsys):
     step = step_with(tmp_path / "7", factors())
     words = ["export", "--lora", "--source", step, "--config", repository, "--output", "gs://bucket/adapter",

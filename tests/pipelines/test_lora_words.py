@@ -155,6 +155,15 @@ def test_one_adapter_at_a_time(source, tmp_path, capsys):
     assert end.value.code == 2
 
 
+@pytest.mark.parametrize("words", [("convert", "--lora"), ("plan", "--lora-only"), ("verify", "--lora")], ids=" ".join)
+def test_an_empty_path_is_no_conversion_without_an_adapter(words, capsys):
+    command, option = words
+    with pytest.raises(SystemExit) as end:
+        main([command, "--source", "a", option, "", *(["--output", "b"] if command != "plan" else [])])
+    assert end.value.code == 2
+    assert f"argument {option}: expected a path; found an empty one: is a variable not set?" in capsys.readouterr().err
+
+
 def test_factors_that_are_no_numbers_stop_the_run(source, tmp_path, capsys):
     tensors = good()
     tensors[f"{PREFIX}{DOWN}.lora_B.weight"][1, 2] = np.nan
@@ -239,6 +248,19 @@ def test_the_plan_tells_of_it(source, tmp_path, capsys):
     said = capsys.readouterr().out
     assert f"{lora}: 2 weights get an adapter of rank 3 x 2" in said
     assert "    merge 1 x lora r=3 x 2\n" in said
+
+
+def test_weights_that_the_adapter_should_have_but_lacks_are_told(source, tmp_path, capsys):
+    lora = adapter(tmp_path / "a", good())
+    others = "without factors, though target_modules names them: 4 weights, such as model.layers.1.self_attn.q_proj"
+    for command, *output in (["plan"], ["convert", "--output", str(tmp_path / "out")]):
+        assert main([command, "--source", str(source), "--lora", str(lora), *output]) == 0
+        said = capsys.readouterr().out
+        assert f"{lora}: 2 weights get an adapter of rank 3 x 2\n" in said
+        assert f"{others}.weight\n" in said
+    some = adapter(tmp_path / "b", good(), layers_to_transform=[0])
+    assert main(["plan", "--source", str(source), "--lora", str(some)]) == 0
+    assert "though target_modules" not in capsys.readouterr().out
 
 
 def test_parts_of_weights_that_are_left_out_are_listed(source, tmp_path):
