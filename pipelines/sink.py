@@ -1,5 +1,6 @@
 """Where finished chunks go: one interface, three storage formats that stock Orbax reads."""
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mappings.array_spec import ArraySpec
 from mappings.problems import FerryError, Problem
-from pipelines.kvstores import is_local, store_words
+from pipelines.kvstores import GCS_DRIVER, is_local, store_words
 from transforms.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
@@ -239,10 +240,16 @@ def store_error(name: str, expected: str, error: Exception) -> FerryError:
     """A failed store operation as one sentence."""
     found = store_words(error)
     for code, (sentence, fix) in _REFUSALS.items():
-        if code in found and "http_response_code" in str(error):
+        if code in found and _is_of_a_bucket(str(error)):
             return FerryError(str(Problem(name, expected, sentence, f"{fix} {_GO_ON}")))
     fix = "Free space or repair access, then run the same command again: finished work items are kept."
     return FerryError(str(Problem(name, expected, found, fix)))
+
+
+def _is_of_a_bucket(text: str) -> bool:
+    """Whether a bucket answered, and no local file system: the same codes mean other things there."""
+    by_grpc = os.environ.get(GCS_DRIVER) == "gcs_grpc"  # whose errors carry no mark of their own
+    return "http_response_code" in text or (by_grpc and "os_error_code" not in text)
 
 
 def make_directory(path: str) -> None:
@@ -251,8 +258,6 @@ def make_directory(path: str) -> None:
     Raises:
       FerryError: the file system refuses.
     """
-    import os
-
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:

@@ -28,6 +28,7 @@ class GrpcGcs:
       gcs: holds the objects.
       calls: how often each method was called.
       busy: method to how many of its next calls are answered UNAVAILABLE.
+      refused: method to how all of its calls are answered, and to the part of an object's name that they are about.
       written: how often each ``bucket/object`` was written.
     """
 
@@ -35,6 +36,7 @@ class GrpcGcs:
     endpoint: str = ""
     calls: Counter[str] = field(default_factory=Counter)
     busy: Counter[str] = field(default_factory=Counter)
+    refused: dict[str, tuple[grpc.StatusCode, str]] = field(default_factory=dict)
     written: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -45,9 +47,15 @@ class GrpcGcs:
         if is_busy:
             context.abort(grpc.StatusCode.UNAVAILABLE, "ordered by the test")
 
+    def refuse(self, method: str, name: str, context: grpc.ServicerContext) -> None:
+        code, part = self.refused.get(method, (None, ""))
+        if code is not None and part in name:
+            context.abort(code, f"{name}: as the test wants it")
+
     def read(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         self.note("read", context)
         bucket = _bucket(request.bucket)
+        self.refuse("read", request.object_, context)
         found = self.gcs.describe(bucket, request.object_)
         if found is None:
             context.abort(grpc.StatusCode.NOT_FOUND, "no such object")
@@ -90,6 +98,7 @@ class GrpcGcs:
 
     def _put(self, spec: Any, data: bytes, context: grpc.ServicerContext) -> Any:
         bucket, name = _bucket(spec.resource.bucket), spec.resource.name
+        self.refuse("write", name, context)
         key = f"{bucket}/{name}"
         with self.gcs.object_locks[key]:
             if "if_generation_match" in spec:

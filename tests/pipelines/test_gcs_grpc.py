@@ -14,6 +14,7 @@ from pipelines.bucket_receipts import BucketReceipts
 from pipelines.cli import main
 from pipelines.kvstores import GCS_DRIVER, GCS_GRPC_ENDPOINT, kvstore
 from pipelines.objects import NOTHING, Objects
+from pipelines.sink import store_error
 
 pytest.importorskip("google.cloud._storage_v2", reason="needs google-cloud-storage")
 _VARY = ("commit_success.txt", "tensorferry.manifest.json", "_CHECKPOINT_METADATA")
@@ -100,6 +101,38 @@ def test_a_job_takes_it_to_its_workers_and_to_its_commit(gcs, grpc_gcs, bucket):
     assert not gcs.seen("^POST /upload")
     assert grpc_gcs.written[f"{bucket}/out/0/commit_success.txt"] == 1
     assert json.loads(gcs.get(bucket, "out/0/items/tensorferry.manifest.json"))["options"]["commit_in_job"]
+
+
+@pytest.mark.parametrize(
+    ("code", "part", "sentence"),
+    [
+        ("PERMISSION_DENIED", "run.json", "can be written; found permission denied (403). Give the account"),
+        ("PERMISSION_DENIED", "/c/", "expected the chunk written; found permission denied (403). Give the account"),
+        ("UNAUTHENTICATED", "receipts", "an object that can be written; found no valid credentials (401). Log in"),
+        ("NOT_FOUND", "lock.json", "can be written; found no such bucket or object (404). Make the bucket"),
+    ],
+)
+def test_what_a_bucket_refuses_is_one_sentence(gcs, grpc_gcs, bucket, capsys, code, part, sentence):
+    import grpc
+
+    gcs.put_all(bucket, "m", tiny_llama.files())
+    grpc_gcs.refused["write"] = (grpc.StatusCode[code], part)
+    words = ["convert", "--source", f"gs://{bucket}/m", "--output", f"gs://{bucket}/out", "--gcs-grpc"]
+    assert main(words) == 1
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert "Traceback" not in error
+    grpc_gcs.refused.clear()
+    assert main(words) == 0
+
+
+def test_local_files_keep_their_words(by_grpc):
+    """The code is that of a bucket, and the cause is another one."""
+    text = "PERMISSION_DENIED: Failed to open: /x/c/0: Permission denied [os_error_code='13' EACCES]"
+    told = str(store_error("/x/c/0", "the chunk written", ValueError(text)))
+    assert "found PERMISSION_DENIED: Failed to open: /x/c/0: Permission denied" in told
+    assert "Free space or repair access" in told
+    assert "Storage Object User" not in str(store_error("/x", "a directory", OSError(13, "Permission denied")))
 
 
 def test_the_option_ends_with_its_command(gcs, bucket, monkeypatch):
