@@ -6,13 +6,11 @@ other, and what is committed stays as it is.
 """
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mappings.problems import FerryError, Problem
+from pipelines.commit_process import commit_apart, commit_program, refuse_other_plan
 from pipelines.output_options import OutputOptions
 from pipelines.planning import ConversionOptions, options_of
 
@@ -39,13 +37,7 @@ class JobCommit:
         Raises:
           FerryError: it could not; the same command as the job's, or the job again, goes on.
         """
-        # Workers import what the launcher can import, from the same places.
-        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        command, environment = [sys.executable, "-m", __name__], {**os.environ, "PYTHONPATH": paths}
-        done = subprocess.run(command, input=self.encoded(), capture_output=True, text=True, env=environment)
-        if done.returncode:
-            words = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-            raise FerryError(f"The work items are done, and the commit failed: {words[0]}")
+        commit_apart(__name__, self.encoded())
 
     def encoded(self) -> str:
         """As JSON."""
@@ -73,22 +65,10 @@ def commit(job: JobCommit) -> None:
     conversion = plan_conversion(job.options)
     conversion.plan.require()
     digest = run_digest(conversion, job.output)
-    if digest != job.run_digest:
-        fix = "Convert again from a source at rest, with --overwrite or into another output."
-        raise FerryError(str(Problem(job.options.source, f"the source as planned ({job.run_digest})", digest, fix)))
+    refuse_other_plan(job.options.source, job.run_digest, digest)
     run = BucketRun(job.output.output, digest, asdict(job.options), overwrite=job.output.overwrite, job=job.job)
     do_run(conversion, job.options, job.output, run, print)
 
 
-def main() -> int:
-    """The program of the process; exit code 1 when it failed."""
-    try:
-        commit(JobCommit.parsed(sys.stdin.read()))
-    except FerryError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(commit_program(lambda text: commit(JobCommit.parsed(text))))

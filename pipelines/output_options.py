@@ -42,6 +42,15 @@ class OutputOptions:
         Raises:
           FerryError: a job is to commit into a local directory.
         """
-        if self.job_commits and is_local(self.output):
-            expected = "gs://bucket/path, since the job's last step commits"
-            raise FerryError(str(Problem(self.output, expected, "a local path", "Leave --commit-in-job out.")))
+        refuse_local_commit(self.job_commits, self.output)
+
+
+def refuse_local_commit(job_commits: bool, output: str) -> None:
+    """Refuses a job that is to commit into a local directory.
+
+    Raises:
+      FerryError: it is one.
+    """
+    if job_commits and is_local(output):
+        expected = "gs://bucket/path, since the job's last step commits"
+        raise FerryError(str(Problem(output, expected, "a local path", "Leave --commit-in-job out.")))

@@ -45,6 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--take-over", action="store_true",
         help="take an output on gs:// from another process that is at work on it, without waiting until it is silent",
     )  # fmt: skip
+    parser.add_argument(
+        "--commit-in-job", action="store_true",
+        help="let the job's last step commit, on gs://; always so with --template_location, where nobody waits",
+    )  # fmt: skip
     parser.add_argument("--dtype", choices=FLOAT_DTYPES, help="dtype of the weights (default: as --config has them)")
     layers = parser.add_mutually_exclusive_group()
     layers.add_argument(
@@ -162,7 +166,13 @@ def run(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
         raise FerryError("--output: expected the repository's directory or gs://bucket/path; found none.")
     staging = absolute(args.staging) if args.staging else ""
     output = ExportOutput(
-        absolute(args.output), staging, tuple(beam_args), args.progress_seconds, args.take_over, args.overwrite
+        absolute(args.output),
+        staging,
+        tuple(beam_args),
+        args.progress_seconds,
+        args.take_over,
+        args.overwrite,
+        args.commit_in_job,
     )
     outcome = run_export(options, output, lambda line: print(line, flush=True))
     totals, plan = outcome.export.plan.totals, outcome.export.plan

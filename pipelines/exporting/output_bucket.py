@@ -36,6 +36,7 @@ class OutputBucket:
       plan_digest: what the run will write; only a run of the same digest may continue it.
       options: told in ``run.json`` for people; not compared.
       take_over: whether to take the lock from whoever has it.
+      job: token of the job that this commit is a part of; empty for a launcher.
       overwrite: whether an export that is there may be replaced; it is deleted before the new one is written.
       at_step_of_commit: called with the name of each step of the commit before it is done (tests kill there).
     """
@@ -45,6 +46,7 @@ class OutputBucket:
     options: Mapping[str, Any] = field(default_factory=dict)
     take_over: bool = False
     overwrite: bool = False
+    job: str = ""
     at_step_of_commit: Callable[[str], None] = lambda name: None
 
     @property
@@ -70,8 +72,11 @@ class OutputBucket:
           FerryError: another process is at work on it; it holds anything but an unfinished run of this plan; the
             bucket refuses.
         """
-        self._lock.acquire(self.take_over)
         try:
+            if self.job:
+                self._lock.acquire_left(self.job)
+            else:
+                self._lock.acquire(self.take_over)
             return self._open_locked()
         except BaseException:
             self.close()
@@ -80,6 +85,14 @@ class OutputBucket:
     def close(self) -> None:
         """Lets others have the output; what is finished stays for the next run."""
         self._lock.release()
+
+    def leave_to(self, job: str) -> None:
+        """Leaves the output to a job, whose last step commits."""
+        self._lock.leave(job)
+
+    def keep_left(self) -> None:
+        """Lets the job have the output although this process ends."""
+        self._lock.forget()
 
     def sizes(self) -> dict[str, int]:
         """The files that are there, whole."""
@@ -104,14 +117,20 @@ class OutputBucket:
         for name in sorted(small, key=lambda name: (name == last, name)):
             self.at_step_of_commit(f"write {name}")
             self.files.write(name, small[name])
+        self._remove_state()
+
+    def _remove_state(self) -> None:
+        """The run's record goes last: while it is there, a rerun knows that the files are its own."""
         self.at_step_of_commit("remove receipts")
         self.state.delete_all([name for name in self.state.sizes() if name not in (_RUN, LOCK_NAME)])
-        # The run's record goes last: while it is there, a rerun knows that the files are its own.
         self.at_step_of_commit("remove run.json")
         self.state.delete(_RUN)
 
     def _open_locked(self) -> RunState:
         earlier = self._earlier()
+        if earlier is None and self.job and self._is_ours():
+            self._remove_state()  # what an engine's second attempt has written since
+            return RunState.PUBLISHED
         if earlier is None:
             self._refuse_strangers()
             record = {"plan_digest": self.plan_digest, "options": dict(self.options)}
@@ -124,6 +143,14 @@ class OutputBucket:
             found = f"one of another plan (digest {earlier[:16]})"
             raise FerryError(str(Problem(self.output, expected, found, fix)))
         return RunState.RESUMED
+
+    def _is_ours(self) -> bool:
+        """Whether an export of this plan is in place: another worker of the job has committed it."""
+        try:
+            told = json.loads(self.files.read(MANIFEST_NAME) or b"{}")
+            return told["plan_digest"] == self.plan_digest
+        except (ValueError, KeyError, TypeError):
+            return False
 
     def _earlier(self) -> str | None:
         """The digest of the run that has begun here."""

@@ -14,6 +14,7 @@ from mappings.export.shards import INDEX_FILE, Place, all_places
 from mappings.problems import FerryError, PlanError, Problem
 from mappings.text import bytes_text
 from mappings.work import Part, WorkItem
+from pipelines.beam_args import choose_engine
 from pipelines.cluster_args import refuse_out_of_reach
 from pipelines.convert import refuse_full_disk
 from pipelines.exporting.files import ShardFiles
@@ -29,6 +30,7 @@ from pipelines.exporting.upload import delete_objects, replaced_objects, upload
 from pipelines.exporting.work import ExportWork
 from pipelines.kvstores import is_local
 from pipelines.manifest import unfinished
+from pipelines.output_options import refuse_local_commit
 from pipelines.progress import Done
 from pipelines.run_dir import RunState
 from pipelines.run_files import read_json, write_json
@@ -52,6 +54,7 @@ class ExportOutput:
       progress_seconds: time between lines of progress where there is no terminal.
       overwrite: replace a complete Tensorferry export.
       take_over: take the output in a bucket from another process that is at work on it.
+      commit_in_job: let the job's last step commit; always so where this process does not wait for the job.
     """
 
     output: str
@@ -60,6 +63,27 @@ class ExportOutput:
     progress_seconds: float = 5.0
     take_over: bool = False
     overwrite: bool = False
+    commit_in_job: bool = False
+
+    @property
+    def job_commits(self) -> bool:
+        """Whether a worker commits, and not this process."""
+        return self.commit_in_job or choose_engine(self.beam_args).is_template
+
+    def require(self, options: ExportOptions) -> None:
+        """Refuses what does not go together.
+
+        Raises:
+          FerryError: a job is to commit into a local directory, or on a machine that does not see ``--config``.
+        """
+        if not self.job_commits:
+            return
+        refuse_local_commit(True, self.staging or self.output)
+        if choose_engine(self.beam_args).is_dataflow:
+            for option, place in (("--config", options.config), ("--fp8-from", options.fp8_from)):
+                if place and is_local(place):
+                    expected = f"gs://, hf:// or https:// ({option}): the job's last step reads it"
+                    raise FerryError(str(Problem(place, expected, "a local path", "Copy its small files to a bucket.")))
 
     def streamed(self, options: ExportOptions) -> ExportOptions:
         """The options with what follows from where the files go."""
@@ -100,6 +124,7 @@ def run_export(options: ExportOptions, output: ExportOutput, say: Say) -> Export
       FerryError: anything else; nothing was committed, and the same command resumes.
     """
     refuse_out_of_reach(options.source, output.staging or output.output, output.beam_args)
+    output.require(options)
     options = output.streamed(options)
     export = plan_export(options)
     export.plan.require()

@@ -4,7 +4,8 @@ import json
 import shutil
 import tempfile
 import uuid
-from dataclasses import asdict
+from collections.abc import Collection
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mappings.problems import FerryError, PlanError, Problem
 from mappings.text import bytes_text
 from pipelines.beam_args import choose_engine
 from pipelines.cluster_args import complete_args, plan_resources
+from pipelines.exporting.job_commit import ExportCommit
 from pipelines.exporting.manifest import export_manifest
 from pipelines.exporting.output_bucket import OutputBucket
 from pipelines.exporting.planning import Export, ExportOptions
@@ -23,21 +25,34 @@ from pipelines.exporting.small_files import small_files
 from pipelines.exporting.streaming import StreamWork
 from pipelines.progress import Done
 from pipelines.receipt_count import ReceiptCount
-from pipelines.runner import RunOptions, run_items
+from pipelines.run_dir import RunState
+from pipelines.runner import OnlyBuilt, RunOptions, run_items
 from pipelines.sinks.listing import MANIFEST_NAME
 
 Line = dict[str, Any]
 _OFTEN = 1.5
 
 
-def run_streamed(export: Export, options: ExportOptions, output: ExportOutput, say: Say) -> ExportOutcome:
-    """Exports into a bucket. See `run_export`."""
+def run_streamed(
+    export: Export, options: ExportOptions, output: ExportOutput, say: Say, job: str = ""
+) -> ExportOutcome:
+    """Exports into a bucket, or commits what a job has written there. See `run_export`.
+
+    Args:
+      export: the plan.
+      options: what it was made from.
+      output: where it goes.
+      say: shows the user a line.
+      job: token of the job whose commit this is, which writes no file; empty for a launcher.
+    """
     problem = not_streamable(export.plan)
     if problem:
         raise PlanError([problem])
-    run = OutputBucket(output.output, export.plan.digest, asdict(options), output.take_over, output.overwrite)
-    run.open()
+    run = OutputBucket(output.output, export.plan.digest, asdict(options), output.take_over, output.overwrite, job)
+    state = run.open()
     try:
+        if state is RunState.PUBLISHED:
+            return ExportOutcome(export, output.output, 0, export.plan.totals.work_items)
         for note in (*export.notes, *_read_often(export.plan.amplification)):
             say(note)
         return _StreamedRun(export, options, output, run, say).finish()
@@ -60,6 +75,7 @@ class _StreamedRun:
     ) -> None:
         self.export, self.plan = export, export.plan
         self.options, self.output, self.run, self.say = options, output, run, say
+        self.is_committed = False
 
     def finish(self) -> ExportOutcome:
         """Ferries what is left and publishes."""
@@ -69,8 +85,15 @@ class _StreamedRun:
         kept = Done(sum(data_bytes[name] for name in lines if name not in todo), len(lines) - len(todo))
         if kept.items:
             self.say(f"resuming: {kept.items:,} files of {bytes_text(kept.nbytes)} are finished already")
-        peak = self._ferry([lines[name] for name in todo], [data_bytes[name] for name in todo], kept) if todo else 0
-        missing = lines.keys() - self._finished()
+        peak = 0
+        if todo and not self.run.job:
+            peak = self._ferry([lines[name] for name in todo], [data_bytes[name] for name in todo], kept)
+        if not self.is_committed:
+            self._commit(lines.keys())
+        return ExportOutcome(self.export, self.output.output, len(todo), kept.items, peak)
+
+    def _commit(self, files: Collection[str]) -> None:
+        missing = set(files) - self._finished()
         if missing:
             raise FerryError(f"{len(missing):,} files left no receipt. Run the same command again to resume.")
         self._refuse_changed_source()
@@ -78,7 +101,6 @@ class _StreamedRun:
         manifest = export_manifest(self.export, self.options, self.run.receipts.finished())
         small[MANIFEST_NAME] = (json.dumps(manifest, indent=1) + "\n").encode()
         self.run.commit(small, INDEX_FILE if INDEX_FILE in small else CONFIG)
-        return ExportOutcome(self.export, self.output.output, len(todo), kept.items, peak)
 
     def _finished(self) -> set[str]:
         """Files that have a receipt and are there at full size; other receipts are forgotten."""
@@ -107,9 +129,25 @@ class _StreamedRun:
         )
         bound = self.options.worker_memory_bytes
         work = StreamWork(self.export.source.item, self.output.output, self.run.receipts, bound, uuid.uuid4().hex)
-        peak = run_items(str(local) if here else self.run.reachable(text), sizes, work, how).peak_rss_bytes
+        peak = self._do(str(local) if here else self.run.reachable(text), sizes, work, how)
         shutil.rmtree(scratch, ignore_errors=True)  # after a failure its log stays
         return peak
+
+    def _do(self, path: str, sizes: list[int], work: StreamWork, how: RunOptions) -> int:
+        """The files, and the commit with them where that is the job's; the largest resident set."""
+        if not self.output.job_commits:
+            return run_items(path, sizes, work, how).peak_rss_bytes
+        job = uuid.uuid4().hex
+        self.run.leave_to(job)
+        commit = ExportCommit(self.options, self.output, self.plan.digest, job)
+        try:
+            tally = run_items(path, sizes, work, replace(how, commit=commit))
+        except OnlyBuilt:
+            if choose_engine(self.output.beam_args).is_template:
+                self.run.keep_left()
+            raise
+        self.is_committed = True
+        return tally.peak_rss_bytes
 
     def _refuse_changed_source(self) -> None:
         if current_digest(self.options, self.export) != self.plan.source_digest:

@@ -13,6 +13,7 @@ from checkpoints import Sizes, llama_config, llama_expected, llama_tensors
 from commands import ROOT, environment
 from exports import export_here, here, stock, write_repository
 from oracle_data import read_safetensors
+from staged_jobs import dataflow_args
 
 from mappings.export.streamed import piece_bytes
 from mappings.problems import FerryError, PlanError
@@ -169,14 +170,11 @@ def test_dataflow_gets_a_job_of_files(gcs, bucket, item, repository, tmp_path, c
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(auth._Credentials, "_credentials_init", True)
         arguments = ["export", "--source", f"gs://{bucket}/run/5", "--config", str(repository), "--shard-bytes", "2500",
-                     "--output", f"gs://{bucket}/out", "--runner=DataflowRunner", "--project=my-project",
-                     "--region=europe-west4", f"--temp_location=gs://{bucket}/tmp",
-                     f"--template_location={tmp_path / 'job.json'}", "--sdk_container_image=image:1"]  # fmt: skip
+                     "--output", f"gs://{bucket}/out", *dataflow_args(bucket), "--dry_run=True"]  # fmt: skip
         assert main(arguments) == 0
         assert "The job was built and not run" in capsys.readouterr().err
         assert main([*arguments, "--staging", str(tmp_path / "staging")]) == 1
         assert "Dataflow's workers cannot write here" in capsys.readouterr().err
-    assert json.loads((tmp_path / "job.json").read_text())["environment"]["workerPools"]
     lines = gcs.get(bucket, "out/.tensorferry-export/work/items.jsonl").decode().splitlines()
     assert [json.loads(line)["id"][:10] for line in lines[:2]] == ["model-0000", "model-0000"]
     # Nothing was run; a real run of the same plan takes the same place.

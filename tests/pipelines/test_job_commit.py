@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 import pytest
 import tiny_llama
 from commands import python
+from staged_jobs import SERVICE, dataflow_args
 
 from mappings import items
 from mappings.plan import PlanOptions
@@ -67,22 +68,6 @@ def test_the_last_step_of_the_job_commits(gcs, bucket, options, monkeypatch, sto
     assert main(["inspect", f"gs://{bucket}/b"]) == 0
 
 
-# What Dataflow does with a job: it reads the staged graph and runs it. The launcher's process is long gone.
-_SERVICE = """
-import sys
-from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.portability.api import beam_runner_api_pb2
-from apache_beam.portability import python_urns
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-graph = beam_runner_api_pb2.Pipeline.FromString(open(sys.argv[1], "rb").read())
-for environment in graph.components.environments.values():
-    environment.urn, environment.payload = python_urns.EMBEDDED_PYTHON, b""
-    del environment.dependencies[:]
-state = FnApiRunner().run_via_runner_api(graph, PipelineOptions([])).wait_until_finish()
-print(state, *sorted({"jax", "orbax", "torch", "tensorstore"} & sys.modules.keys()))
-"""
-
-
 def test_a_template_alone_yields_a_committed_checkpoint(gcs, bucket, options, tmp_path, monkeypatch, capsys):
     """The staged graph of a flex template's launcher, run without it; workers import neither JAX nor Orbax."""
     pytest.importorskip("google.cloud.dataflow_v1beta3", reason="needs apache-beam[gcp]")
@@ -90,8 +75,7 @@ def test_a_template_alone_yields_a_committed_checkpoint(gcs, bucket, options, tm
 
     monkeypatch.setattr(auth._Credentials, "_credentials_init", True)
     places = ["--source", options.source, "--output", f"gs://{bucket}/out"]
-    template = ["--runner=DataflowRunner", "--project=my-project", "--region=europe-west4", f"--temp_location=gs://{bucket}/tmp",
-                f"--template_location={tmp_path / 'job.json'}", "--sdk_container_image=image:1"]  # fmt: skip
+    template = [*dataflow_args(bucket), f"--template_location={tmp_path / 'job.json'}"]
     assert main(["convert", *places, *template]) == 0
     assert (
         "built and not run, as --dry_run or --template_location ask. Its last step commits." in capsys.readouterr().err
@@ -100,7 +84,7 @@ def test_a_template_alone_yields_a_committed_checkpoint(gcs, bucket, options, tm
     assert main(["convert", *places, *template]) == 1
     assert "found a job at work on it, started from" in capsys.readouterr().err
     (tmp_path / "graph.pb").write_bytes(graph)
-    assert python(_SERVICE, tmp_path / "graph.pb").split() == ["DONE", "tensorstore"]
+    assert python(SERVICE, tmp_path / "graph.pb").split() == ["DONE", "tensorstore"]
     assert "out/0/commit_success.txt" in gcs.names(bucket)
     assert "out/maxtext.yml" in gcs.names(bucket)
     assert not gcs.names(bucket, "out/.tensorferry-0/")
@@ -110,8 +94,7 @@ def test_a_template_alone_yields_a_committed_checkpoint(gcs, bucket, options, tm
 
 def test_a_dry_run_leaves_no_lock(gcs, bucket, options):
     pytest.importorskip("google.cloud.dataflow_v1beta3", reason="needs apache-beam[gcp]")
-    beam_args = ["--runner=DataflowRunner", "--project=my-project", "--region=europe-west4", f"--temp_location=gs://{bucket}/tmp",
-                 "--dry_run=True", "--sdk_container_image=image:1"]  # fmt: skip
+    beam_args = [*dataflow_args(bucket), "--dry_run=True"]
     places = ["--source", options.source, "--output", f"gs://{bucket}/out"]
     assert main(["convert", *places, *beam_args, "--commit-in-job"]) == 0
     assert f"out/.tensorferry-0/{LOCK_NAME}" not in gcs.names(bucket)
@@ -211,7 +194,7 @@ def test_what_is_missing_is_a_sentence(gcs, finished):
 
 def test_a_source_that_changed_is_not_committed(gcs, finished):
     gcs.put_all("jobs", "m", tiny_llama.files(seed=7))
-    with pytest.raises(FerryError, match=r"expected the source as planned \(.*\); found .*Convert again from a source"):
+    with pytest.raises(FerryError, match=r"expected the source as planned \(.*\); found .*Start again from a source"):
         commit(finished)
 
 

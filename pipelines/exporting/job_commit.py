@@ -1,0 +1,68 @@
+"""The commit of an export as the last step of its job. See `pipelines.job_commit`."""
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipelines.commit_process import commit_apart, commit_program, refuse_other_plan
+from pipelines.exporting.planning import ExportOptions, plan_export
+
+if TYPE_CHECKING:
+    from pipelines.exporting.run import ExportOutput
+
+
+@dataclass(frozen=True)
+class ExportCommit:
+    """What the job carries of its commit: options, no plan and no secret.
+
+    Attributes:
+      options: what is exported; the step is named.
+      output: where it goes.
+      plan_digest: what the job writes.
+      job: token that the output is left to.
+    """
+
+    options: ExportOptions
+    output: "ExportOutput"
+    plan_digest: str
+    job: str
+
+    def __call__(self) -> None:
+        """Commits in a process of its own.
+
+        Raises:
+          FerryError: it could not; the same command as the job's, or the job again, goes on.
+        """
+        commit_apart(__name__, self.encoded())
+
+    def encoded(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def parsed(cls, text: str) -> "ExportCommit":
+        """What `encoded` told."""
+        from pipelines.exporting.run import ExportOutput
+
+        data: dict[str, Any] = json.loads(text)
+        output = ExportOutput(**{**data["output"], "beam_args": tuple(data["output"]["beam_args"])})
+        return cls(ExportOptions(**data["options"]), output, data["plan_digest"], data["job"])
+
+
+def commit(job: ExportCommit) -> None:
+    """Commits what a job has written.
+
+    Raises:
+      FerryError: the source changed meanwhile, a file is missing, or another process has the output.
+    """
+    from pipelines.exporting.streamed_run import run_streamed
+
+    export = plan_export(job.options)
+    export.plan.require()
+    refuse_other_plan(job.options.source, job.plan_digest, export.plan.digest)
+    run_streamed(export, job.options, job.output, print, job.job)
+
+
+if __name__ == "__main__":
+    sys.exit(commit_program(lambda text: commit(ExportCommit.parsed(text))))
