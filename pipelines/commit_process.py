@@ -1,11 +1,30 @@
 """A commit in a process of its own, as a job's last step runs it: Orbax and JAX stay out of the workers."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 
 from mappings.problems import FerryError, Problem
+
+
+@dataclass(frozen=True)
+class CommitApart:
+    """What a job carries of its commit; its module is the program that commits."""
+
+    def __call__(self) -> None:
+        """Commits in a process of its own.
+
+        Raises:
+          FerryError: it could not; the same command as the job's, or the job again, goes on.
+        """
+        commit_apart(type(self).__module__, self.encoded())
+
+    def encoded(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self))
 
 
 def commit_apart(module: str, text: str) -> None:

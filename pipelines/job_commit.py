@@ -10,13 +10,13 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipelines.commit_process import commit_apart, commit_program, refuse_other_plan
+from pipelines.commit_process import CommitApart, commit_program, refuse_other_plan
 from pipelines.output_options import OutputOptions
 from pipelines.planning import ConversionOptions, options_of
 
 
 @dataclass(frozen=True)
-class JobCommit:
+class JobCommit(CommitApart):
     """What the job carries of its commit: options, no plan and no secret.
 
     Attributes:
@@ -30,18 +30,6 @@ class JobCommit:
     output: OutputOptions
     run_digest: str
     job: str
-
-    def __call__(self) -> None:
-        """Commits in a process of its own.
-
-        Raises:
-          FerryError: it could not; the same command as the job's, or the job again, goes on.
-        """
-        commit_apart(__name__, self.encoded())
-
-    def encoded(self) -> str:
-        """As JSON."""
-        return json.dumps(asdict(self))
 
     @classmethod
     def parsed(cls, text: str) -> "JobCommit":

@@ -11,6 +11,18 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 DTYPES = ("bfloat16", "float32", "source")
 
 
+def add_bucket_arguments(parser: argparse.ArgumentParser) -> None:
+    """Who works on an output in a bucket, and who commits it."""
+    parser.add_argument(
+        "--take-over", action="store_true",
+        help="take an output on gs:// from another process that is at work on it, without waiting until it is silent",
+    )  # fmt: skip
+    parser.add_argument(
+        "--commit-in-job", action="store_true",
+        help="let the job's last step commit, on gs://; always so with --template_location, where nobody waits",
+    )  # fmt: skip
+
+
 def byte_count(text: str) -> int:
     """A number of bytes: ``1073741824``, ``64MiB``, ``1G``.
 

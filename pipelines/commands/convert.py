@@ -7,7 +7,7 @@ conversion runs in this process, one thread per core. A run that was stopped goe
 import argparse
 from collections.abc import Sequence
 
-from pipelines.commands.arguments import add_conversion_arguments, conversion_options
+from pipelines.commands.arguments import add_bucket_arguments, add_conversion_arguments, conversion_options
 
 EPILOG = """\
 examples:
@@ -40,14 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="replace a complete Tensorferry checkpoint once the new one is whole; on gs:// the old one goes first",
     )
-    parser.add_argument(
-        "--take-over", action="store_true",
-        help="take an output on gs:// from another process that is at work on it, without waiting until it is silent",
-    )  # fmt: skip
-    parser.add_argument(
-        "--commit-in-job", action="store_true",
-        help="let the job's last step commit, on gs://; always so with --template_location, where nobody waits",
-    )  # fmt: skip
+    add_bucket_arguments(parser)
     parser.add_argument(
         "--progress-seconds", type=float, default=5.0, metavar="S",
         help="time between lines of progress where there is no terminal (default 5)",

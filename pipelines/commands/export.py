@@ -9,7 +9,7 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 
-from pipelines.commands.arguments import byte_count
+from pipelines.commands.arguments import add_bucket_arguments, byte_count
 
 EPILOG = """\
 examples:
@@ -41,14 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--staging", default="", metavar="DIR",
         help="build the files here before they go to a bucket (default: workers write them there, whole)",
     )  # fmt: skip
-    parser.add_argument(
-        "--take-over", action="store_true",
-        help="take an output on gs:// from another process that is at work on it, without waiting until it is silent",
-    )  # fmt: skip
-    parser.add_argument(
-        "--commit-in-job", action="store_true",
-        help="let the job's last step commit, on gs://; always so with --template_location, where nobody waits",
-    )  # fmt: skip
+    add_bucket_arguments(parser)
     parser.add_argument("--dtype", choices=FLOAT_DTYPES, help="dtype of the weights (default: as --config has them)")
     layers = parser.add_mutually_exclusive_group()
     layers.add_argument(
@@ -86,7 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--overwrite", action="store_true",
-        help="replace a complete Tensorferry export in --output once the new one is complete",
+        help="replace a complete Tensorferry export in --output once the new one is complete; on gs:// the old one "
+        "goes first",
     )  # fmt: skip
     parser.add_argument("--plan-only", action="store_true", help="show what would be written, and write nothing")
     parser.add_argument(
@@ -166,14 +160,9 @@ def run(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
         raise FerryError("--output: expected the repository's directory or gs://bucket/path; found none.")
     staging = absolute(args.staging) if args.staging else ""
     output = ExportOutput(
-        absolute(args.output),
-        staging,
-        tuple(beam_args),
-        args.progress_seconds,
-        args.take_over,
-        args.overwrite,
+        absolute(args.output), staging, tuple(beam_args), args.progress_seconds, args.take_over, args.overwrite,
         args.commit_in_job,
-    )
+    )  # fmt: skip
     outcome = run_export(options, output, lambda line: print(line, flush=True))
     totals, plan = outcome.export.plan.totals, outcome.export.plan
     print(

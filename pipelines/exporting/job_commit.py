@@ -2,10 +2,10 @@
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipelines.commit_process import commit_apart, commit_program, refuse_other_plan
+from pipelines.commit_process import CommitApart, commit_program, refuse_other_plan
 from pipelines.exporting.planning import ExportOptions, plan_export
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ExportCommit:
+class ExportCommit(CommitApart):
     """What the job carries of its commit: options, no plan and no secret.
 
     Attributes:
@@ -27,18 +27,6 @@ class ExportCommit:
     output: "ExportOutput"
     plan_digest: str
     job: str
-
-    def __call__(self) -> None:
-        """Commits in a process of its own.
-
-        Raises:
-          FerryError: it could not; the same command as the job's, or the job again, goes on.
-        """
-        commit_apart(__name__, self.encoded())
-
-    def encoded(self) -> str:
-        """As JSON."""
-        return json.dumps(asdict(self))
 
     @classmethod
     def parsed(cls, text: str) -> "ExportCommit":

@@ -9,6 +9,7 @@ from mappings.lora.config import ADAPTER_CONFIG
 from mappings.problems import FerryError, Problem
 from pipelines.exporting.manifest import ADAPTER_KIND, KIND
 from pipelines.exporting.repository import CONFIG
+from pipelines.kvstores import is_local
 from pipelines.sinks.listing import MANIFEST_NAME
 
 _SHOWN = 5
@@ -34,7 +35,8 @@ def refuse_to_replace(
         fix = "Nothing is ever overwritten but a Tensorferry export; choose another output."
         raise FerryError(str(Problem(place, expected, _some(found), fix)))
     if not overwrite:
-        fix = "Choose another output, or pass --overwrite to replace it once the new one is complete."
+        when = " once the new one is complete" if is_local(place) else ": in a bucket the old one is deleted first"
+        fix = f"Choose another output, or pass --overwrite to replace it{when}."
         raise FerryError(str(Problem(place, expected, "a Tensorferry export", fix)))
     strangers = sorted(set(found) - known)
     if strangers:

@@ -190,7 +190,7 @@ def models(tmp_path, monkeypatch) -> Path:
 def test_in_a_bucket_the_old_one_goes_first(export, items, models, tmp_path):
     """Files of the same size are not taken for uploads of this run."""
     export(items[0], OUTPUT, staging=tmp_path / "staging")
-    with pytest.raises(FerryError, match="pass --overwrite"):
+    with pytest.raises(FerryError, match="pass --overwrite to replace it: in a bucket the old one is deleted first"):
         export(items[1], OUTPUT, staging=tmp_path / "staging")
     export(items[1], OUTPUT, overwrite=True, staging=tmp_path / "staging")
     assert holds(models, 9)
