@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", required=True, metavar="URL", help="folder of runs: a local path or gs://")
     parser.add_argument("--output", default="", metavar="DIR", help="folder that receives them; never in the source")
     _add_model(parser)
-    _add_choice(parser)
+    add_choice(parser)
     parser.add_argument("--dry-run", action="store_true", help="say what each step would hold, and write nothing")
     parser.add_argument("--json", default="", metavar="FILE", help="write the report as JSON too")
     parser.add_argument(
@@ -68,7 +68,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _add_choice(parser: argparse.ArgumentParser) -> None:
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """Which steps: the same words for ``verify``."""
     group = parser.add_argument_group("which steps")
     group.add_argument("--include", action="append", default=[], metavar="GLOB", help="take these runs or steps alone")
     group.add_argument("--exclude", action="append", default=[], metavar="GLOB", help="leave these out")

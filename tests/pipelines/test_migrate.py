@@ -71,6 +71,15 @@ def test_every_sample_becomes_the_expected_tree(bucket: Path, kept: dict[str, An
     assert compared == 27
 
 
+def test_verify_finds_every_sample_equal(bucket: Path, kept: dict[str, Any], capsys: pytest.CaptureFixture) -> None:
+    assert main(["verify", "--source", str(bucket), "--output", str(bucket.parent / "kept")]) == 0
+    told = capsys.readouterr().out
+    arrays = sum(s["arrays"] for step in sections(kept).values() for name, s in step.items() if name != "dropped")
+    assert f"39 steps, {arrays:,} arrays" in told
+    left = {line.split(": ")[1] for line in told.splitlines() if line.startswith("not migrated: ")}
+    assert left == {path for path, outcome in outcomes(kept).items() if outcome != "migrated"}
+
+
 def test_the_dry_run_tells_what_the_run_does(dry: dict[str, Any], kept: dict[str, Any]) -> None:
     assert sections(dry) == sections(kept)
     assert len(sections(kept)) == 39

@@ -31,7 +31,13 @@ def run(source: str, output: str, told: Path, *args: str) -> tuple[int, dict[str
     return code, json.loads(told.read_text())
 
 
-def test_the_objects_are_those_of_a_local_run(gcs: Any, bucket: str, samples: Path, tmp_path: Path) -> None:
+def verify(source: str, output: str, *args: str) -> int:
+    return main(["verify", "--source", source, "--output", output, *args])
+
+
+def test_the_objects_are_those_of_a_local_run(
+    gcs: Any, bucket: str, samples: Path, tmp_path: Path, capsys: Any
+) -> None:
     runs = ("sharded_fsdp4", "pathways_no_ocdbt", "distill_grain_iter")
     gcs.put_all(bucket, "runs", files(samples, *runs))
     source = gcs.tree(bucket, "runs/")
@@ -49,6 +55,12 @@ def test_the_objects_are_those_of_a_local_run(gcs: Any, bucket: str, samples: Pa
     assert gcs.tree(bucket, "runs/") == source
     code, report = run(f"gs://{bucket}/runs", f"gs://{bucket}/new", tmp_path / "t.json", "--rng-impl", "keep")
     assert (code, set(outcomes(report).values())) == (0, {"skipped"})
+    assert verify(f"gs://{bucket}/runs", f"gs://{bucket}/new") == 0
+    assert verify(str(samples), f"gs://{bucket}/new", *includes) == 0
+    gone = sorted(name for name in there if name.endswith("commit_success.txt"))[0]
+    gcs.delete(bucket, f"new/{gone}")
+    assert verify(f"gs://{bucket}/runs", f"gs://{bucket}/new") == 3
+    assert f"{gone.removesuffix('/commit_success.txt')}: expected a migrated step; found one" in capsys.readouterr().err
 
 
 def test_ocdbt_in_a_bucket_holds_the_tree(gcs: Any, bucket: str, samples: Path, tmp_path: Path) -> None:
