@@ -1,6 +1,7 @@
 """--overwrite replaces an export and nothing else, and a kill at any moment leaves one that the same command ends."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,7 +118,7 @@ def test_an_export_is_not_replaced_by_what_is_made_from_it(option, export, items
     quantised = write_fp8(tmp_path / "fp8")
     run_export(ExportOptions(str(items[0]), str(quantised), fp8_from=str(quantised)), ExportOutput(str(out)), print)
     link.symlink_to(out)
-    inputs = {"config": str(repository)} | {option: f"{link}/"}
+    inputs: dict[str, Any] = {"config": str(repository)} | {option: f"{link}/"}
     if option == "config":
         inputs["fp8_from"] = str(quantised)
     with pytest.raises(FerryError, match=f"expected an output apart from --{option.replace('_', '-')}; found .*/link"):
