@@ -106,7 +106,6 @@ def test_a_job_takes_it_to_its_workers_and_to_its_commit(gcs, grpc_gcs, bucket):
 @pytest.mark.parametrize(
     ("code", "part", "sentence"),
     [
-        ("PERMISSION_DENIED", "run.json", "can be written; found permission denied (403). Give the account"),
         ("PERMISSION_DENIED", "/c/", "expected the chunk written; found permission denied (403). Give the account"),
         ("UNAUTHENTICATED", "receipts", "an object that can be written; found no valid credentials (401). Log in"),
         ("NOT_FOUND", "lock.json", "can be written; found no such bucket or object (404). Make the bucket"),

@@ -324,6 +324,7 @@ def test_help_and_planning_a_folder_do_not_import_the_hub(tmp_path):
     assert shown.stdout.strip() == "[]", shown.stderr
 
 
+@pytest.mark.slow
 def test_deepseek_v3_is_planned_within_15_seconds(hub):
     files = deepseek_headers.repository()
     commit = hub.add_contents("deepseek-ai/DeepSeek-V3", files, "a" * 40)

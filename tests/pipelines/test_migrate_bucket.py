@@ -38,7 +38,7 @@ def verify(source: str, output: str, *args: str) -> int:
 def test_the_objects_are_those_of_a_local_run(
     gcs: Any, bucket: str, samples: Path, tmp_path: Path, capsys: Any
 ) -> None:
-    runs = ("sharded_fsdp4", "pathways_no_ocdbt", "distill_grain_iter")
+    runs = ("pathways_no_ocdbt", "distill_grain_iter")
     gcs.put_all(bucket, "runs", files(samples, *runs))
     source = gcs.tree(bucket, "runs/")
     includes = [arg for name in runs for arg in ("--include", name)]
