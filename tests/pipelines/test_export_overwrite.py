@@ -201,6 +201,7 @@ def test_in_a_bucket_the_old_one_goes_first(export, items, models, tmp_path):
     assert holds(models, 9)
 
 
+@pytest.mark.slow
 def test_files_written_straight_into_a_bucket(gcs, bucket, items, repository):
     words = ["export", "--config", str(repository), "--output", f"gs://{bucket}/out"]
     assert main([*words, "--source", str(items[0]), "--shard-bytes", "1500"]) == 0

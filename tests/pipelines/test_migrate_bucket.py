@@ -35,6 +35,7 @@ def verify(source: str, output: str, *args: str) -> int:
     return main(["verify", "--source", source, "--output", output, *args])
 
 
+@pytest.mark.slow
 def test_the_objects_are_those_of_a_local_run(
     gcs: Any, bucket: str, samples: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -63,6 +64,7 @@ def test_the_objects_are_those_of_a_local_run(
     assert f"{gone.removesuffix('/commit_success.txt')}: expected a migrated step; found one" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ocdbt_in_a_bucket_holds_the_tree(gcs: Any, bucket: str, samples: Path, tmp_path: Path) -> None:
     gcs.put_all(bucket, "runs", files(samples, RUN))
     code, _ = run(f"gs://{bucket}/runs", f"gs://{bucket}/new", tmp_path / "t.json", "--format", "ocdbt")
@@ -112,6 +114,7 @@ def test_in_place_in_a_bucket_is_refused(gcs: Any, bucket: str, capsys: Any) -> 
     assert "The source is never touched" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_another_migration_into_the_same_place_is_refused(
     gcs: Any, bucket: str, samples: Path, tmp_path: Path, capsys: Any
 ) -> None:
