@@ -3,7 +3,7 @@
     OUTPUT/.tensorferry-0/lock.json    who works on it
     OUTPUT/.tensorferry-0/run.json     which plan this is
     OUTPUT/.tensorferry-0/receipts/    what is finished
-    OUTPUT/.tensorferry-0/work/        the work items, for workers elsewhere
+    OUTPUT/.tensorferry-0/queue/       the work items, for workers elsewhere
     OUTPUT/0/items/                    the checkpoint that is being built
     OUTPUT/0/items/commit_success.txt  the item is whole
     OUTPUT/0/commit_success.txt        the step is whole: Orbax takes no step of a bucket without it
@@ -156,7 +156,7 @@ class BucketRun:
         """
         if not by_all:
             return path
-        name = f"work/{Path(path).name}"
+        name = f"queue/{Path(path).name}"
         self.state.write(name, Path(path).read_bytes())
         return f"{self.state.url}/{name}"
 

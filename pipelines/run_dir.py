@@ -89,7 +89,7 @@ class RunDir:
     @property
     def work_dir(self) -> Path:
         """A scratch directory of this machine, there while the run is."""
-        return self.state_dir / "work"
+        return self.state_dir / "queue"
 
     @property
     def published(self) -> Path:

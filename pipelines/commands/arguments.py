@@ -131,3 +131,18 @@ def conversion_options(args: argparse.Namespace) -> ConversionOptions:
         lora_only=absolute(args.lora_only) if args.lora_only else "",
         lora=absolute(args.lora) if args.lora else "",
     )
+
+
+def number_above_zero(text: str, most: float, called: str) -> float:
+    """A number above zero and at most ``most``.
+
+    Raises:
+      argparse.ArgumentTypeError: it is none; ``called`` says what it should be.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {called}")
+    return value

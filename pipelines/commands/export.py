@@ -6,10 +6,10 @@ command is given again.
 """
 
 import argparse
-import math
+import sys
 from collections.abc import Mapping, Sequence
 
-from pipelines.commands.arguments import add_bucket_arguments, byte_count
+from pipelines.commands.arguments import add_bucket_arguments, byte_count, number_above_zero
 
 EPILOG = """\
 examples:
@@ -113,13 +113,7 @@ def positive_number(text: str) -> float:
     Raises:
       argparse.ArgumentTypeError: it is none.
     """
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
-    return value
+    return number_above_zero(text, sys.float_info.max, "a number above zero")
 
 
 def decimal_bytes(text: str) -> int:

@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pipelines.commands.arguments import named_path
+from pipelines.commands.arguments import named_path, number_above_zero
 from pipelines.commands.migrate import add_choice
 
 EPILOG = """\
@@ -52,13 +52,7 @@ def share(text: str) -> float:
     Raises:
       argparse.ArgumentTypeError: it is none.
     """
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0, up to 1")
-    return value
+    return number_above_zero(text, 1, "a share above 0, up to 1")
 
 
 def run(args: argparse.Namespace, beam_args: Sequence[str]) -> int:

@@ -2,8 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mappings.config import Config
@@ -19,13 +18,12 @@ from mappings.lora.tree import alpha_of, find_factors, kernels_of, rank_of
 from mappings.problems import PlanError, Problem
 from pipelines.exporting.fp8_source import Fp8Source
 from pipelines.exporting.manifest import ADAPTER_KIND, export_manifest
-from pipelines.exporting.output_dir import OutputDir
+from pipelines.exporting.overlap import refuse_overlap
 from pipelines.exporting.planning import Export, ExportOptions, scanned_layers
 from pipelines.exporting.repository import Repository, open_repository
-from pipelines.exporting.run import ExportOutcome, ExportOutput, ExportRun, Say
+from pipelines.exporting.run import ExportOutcome, ExportOutput, ExportRun, Say, build
 from pipelines.exporting.source import ExportSource, open_export_source
 from pipelines.kvstores import is_local
-from pipelines.run_dir import RunState
 from pipelines.run_files import write_json
 from pipelines.sinks.listing import MANIFEST_NAME
 
@@ -152,20 +150,12 @@ def export_adapter(options: AdapterOptions, output: ExportOutput, say: Say) -> E
     """
     export = plan_adapter_export(options)
     export.plan.require()
+    refuse_overlap(export, options, output.output)
     options = export.pinned(options)
     if not is_local(output.output):
         fix = "Export to a local folder, then copy it: an adapter is small."
         raise PlanError([Problem("--output", "a local directory for an adapter", output.output, fix)])
-    run = OutputDir(Path(output.output), export.plan.digest, asdict(options), output.overwrite)
-    state = run.open()
-    try:
-        if state is RunState.PUBLISHED:
-            return ExportOutcome(export, str(run.output), 0, export.plan.totals.work_items)
-        for note in export.notes:
-            say(note)
-        return _AdapterRun(export, options, output, run, say).finish()
-    finally:
-        run.close()
+    return build(export, options, output, output.output, say, _AdapterRun)
 
 
 class _AdapterRun(ExportRun):

@@ -3,7 +3,7 @@
 OUTPUT/.tensorferry-export/lock.json   who works on it
 OUTPUT/.tensorferry-export/run.json    which plan this is
 OUTPUT/.tensorferry-export/receipts/   which files are finished
-OUTPUT/.tensorferry-export/work/       the work, for workers elsewhere
+OUTPUT/.tensorferry-export/queue/      the work, for workers elsewhere
 OUTPUT/*.safetensors                   files, each whole or not there
 OUTPUT/config.json, …                  written when all of them are there, the index last
 """
@@ -100,8 +100,8 @@ class OutputBucket:
 
     def reachable(self, lines: str) -> str:
         """Puts the work where every worker can read it; its URL."""
-        self.state.write("work/items.jsonl", lines.encode())
-        return f"{self.state.url}/work/items.jsonl"
+        self.state.write("queue/items.jsonl", lines.encode())
+        return f"{self.state.url}/queue/items.jsonl"
 
     def commit(self, small: Mapping[str, bytes], last: str) -> None:
         """Publishes the finished files.

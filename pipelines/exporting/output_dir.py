@@ -185,7 +185,7 @@ class OutputDir:
         sync_directory(self.output)
         # The commit mark goes last: while it is there, a rerun knows that the rest is rubbish.
         replaced = ("old",) if (self.state_dir / "old").exists() else ()
-        for name in (*replaced, "files", "work", "receipts", "run.json", "commit.json"):
+        for name in (*replaced, "files", "queue", "receipts", "run.json", "commit.json"):
             self._step(f"remove {name}")
             remove_tree(self.state_dir / name)
         self.close()

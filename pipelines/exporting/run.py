@@ -136,12 +136,19 @@ def run_export(options: ExportOptions, output: ExportOutput, say: Say) -> Export
 
         return run_streamed(export, options, output, say)
     if is_local(output.output):
-        return _build(export, options, output, output.output, say)
+        return build(export, options, output, output.output, say)
     return _build_and_upload(export, options, output, say)
 
 
-def _build(export: Export, options: ExportOptions, output: ExportOutput, folder: str, say: Say) -> ExportOutcome:
-    """Builds the repository in a local directory."""
+def build(
+    export: Export,
+    options: ExportOptions,
+    output: ExportOutput,
+    folder: str,
+    say: Say,
+    kind: "type[ExportRun] | None" = None,
+) -> ExportOutcome:
+    """Builds what is exported in a local directory; ``kind`` is the run of something else than a whole model."""
     overwrite = output.overwrite and is_local(output.output)  # a staging directory holds nothing that is replaced
     run = OutputDir(Path(folder), export.plan.digest, asdict(options), overwrite)
     state = run.open()
@@ -150,7 +157,7 @@ def _build(export: Export, options: ExportOptions, output: ExportOutput, folder:
             return ExportOutcome(export, str(run.output), 0, export.plan.totals.work_items)
         for note in export.notes:
             say(note)
-        return ExportRun(export, options, output, run, say).finish()
+        return (kind or ExportRun)(export, options, output, run, say).finish()
     finally:
         run.close()
 
@@ -165,7 +172,7 @@ def _build_and_upload(export: Export, options: ExportOptions, output: ExportOutp
     if whole.get("plan_digest") == export.plan.digest and (staging / last).exists():
         outcome = ExportOutcome(export, output.output, 0, export.plan.totals.work_items)
     else:
-        outcome = replace(_build(export, options, output, output.staging, say), output=output.output)
+        outcome = replace(build(export, options, output, output.staging, say), output=output.output)
     names = [path.relative_to(staging).as_posix() for path in staging.rglob("*") if path.is_file()]
     delete_objects(output.output, old)
     upload(staging, output.output, names, last, say)
@@ -215,7 +222,7 @@ class ExportRun:
         self.export, self.plan = export, export.plan
         self.options, self.output, self.run, self.say = options, output, run, say
         self.files = ShardFiles(str(run.files_dir))
-        self.work_dir = run.state_dir / "work"
+        self.work_dir = run.state_dir / "queue"
 
     def finish(self) -> ExportOutcome:
         if self.run.rebooted:

@@ -36,7 +36,7 @@ def replaced_objects(url: str, names: Collection[str], last: str, digest: str, o
     """
     found = remote_sizes(url)
     manifest = read_object(url, MANIFEST_NAME) if MANIFEST_NAME in found else None
-    own = manifest is None or digest.encode() in manifest
+    own = not found or (manifest is not None and digest.encode() in manifest)
     if own and found.keys() <= set(names) and last not in found:
         return []
     refuse_to_replace(url, found, manifest, overwrite, "an empty place, or an unfinished upload of the same export")
@@ -61,7 +61,8 @@ def delete_objects(url: str, names: Iterable[str]) -> None:
 
 
 def upload(folder: Path, url: str, names: Iterable[str], last: str, say: Callable[[str], None]) -> None:
-    """Copies files to a bucket; those that are there at full size already stay.
+    """Copies files to a bucket; those that are there at full size already stay. The manifest goes first: by it the same
+    command knows an interrupted upload for its own.
 
     Args:
       folder: where they lie.
@@ -75,7 +76,7 @@ def upload(folder: Path, url: str, names: Iterable[str], last: str, say: Callabl
     """
     bucket, prefix = split_bucket_url(url)
     store, there = bucket_store(bucket), remote_sizes(url)
-    for name in sorted(names, key=lambda name: (name == last, name)):
+    for name in sorted(names, key=lambda name: (name == last, name != MANIFEST_NAME, name)):
         nbytes = (folder / name).stat().st_size
         if there.get(name) != nbytes or name.endswith(".json"):
             _put(store, prefix + name, folder / name, url)

@@ -143,6 +143,15 @@ def test_verify_and_plan(adapter, base, tmp_path, capsys):
     assert "kernel_lora_b" in capsys.readouterr().err
 
 
+def test_the_base_is_no_place_for_what_comes_back(adapter, base, tmp_path, capsys):
+    assert convert(adapter, base, tmp_path / "out") == 0
+    before = sorted(base.iterdir())
+    said = ["--source", str(tmp_path / "out"), "--config", str(base), "--output", str(base)]
+    assert main(["export", "--lora", "--overwrite", *said]) == 1
+    assert "expected an output apart from --config" in capsys.readouterr().err
+    assert sorted(base.iterdir()) == before
+
+
 def test_verify_after_the_adapter_has_moved(adapter, base, tmp_path, capsys):
     assert convert(adapter, base, tmp_path / "out") == 0
     adapter.rename(tmp_path / "elsewhere")

@@ -99,7 +99,7 @@ def test_convert_builds_a_job_from_a_clone(gcs, bucket, tmp_path, capsys, monkey
     assert not any(one.startswith("apache-beam") for one in pins)
     assert "hf_secret" not in json.dumps(job)
     assert not any(b"hf_secret" in gcs.get(bucket, name) for name in gcs.names(bucket))
-    assert gcs.names(bucket, "out/.tensorferry-0/work/") == ["out/.tensorferry-0/work/items.jsonl"]
+    assert gcs.names(bucket, "out/.tensorferry-0/queue/") == ["out/.tensorferry-0/queue/items.jsonl"]
     # Nothing was run; the same place can be taken by a real run of the same plan.
     assert main([*arguments, "--take-over"]) == 0
 

@@ -55,6 +55,7 @@ def test_to_a_bucket(models, item, repository, tmp_path, monkeypatch):
     assert outcome.output == OUTPUT
     assert_whole(models)
     assert (models / "tokenizer.json").read_bytes() == (repository / "tokenizer.json").read_bytes()
+    assert keys[0] == "models/llama/tensorferry.manifest.json"
     assert keys[-1] == "models/llama/model.safetensors.index.json"
     assert list((tmp_path / "staging").iterdir()) == []
     with pytest.raises(FerryError, match=r"found a Tensorferry export\. Choose another output, or pass --overwrite"):
@@ -78,6 +79,14 @@ def test_an_interrupted_upload_goes_on(models, item, repository, tmp_path, monke
     outcome = export_here(monkeypatch, item, repository, OUTPUT, tmp_path / "staging", **SHARDS)
     assert outcome.done_items == 0
     assert_whole(models)
+
+
+def test_names_like_ours_do_not_make_it_our_upload(models, item, repository, tmp_path, monkeypatch):
+    models.mkdir(parents=True)
+    (models / "config.json").write_bytes(b"somebody's own")
+    with pytest.raises(FerryError, match=r"found config\.json\. Nothing is ever overwritten"):
+        export_here(monkeypatch, item, repository, OUTPUT, tmp_path / "staging")
+    assert (models / "config.json").read_bytes() == b"somebody's own"
 
 
 def test_words(models, item, repository, tmp_path, monkeypatch):

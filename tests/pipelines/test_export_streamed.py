@@ -176,7 +176,7 @@ def test_dataflow_gets_a_job_of_files(gcs, bucket, item, repository, tmp_path, c
         assert "The job was built and not run" in capsys.readouterr().err
         assert main([*arguments, "--staging", str(tmp_path / "staging")]) == 1
         assert "Dataflow's workers cannot write here" in capsys.readouterr().err
-    lines = gcs.get(bucket, "out/.tensorferry-export/work/items.jsonl").decode().splitlines()
+    lines = gcs.get(bucket, "out/.tensorferry-export/queue/items.jsonl").decode().splitlines()
     assert [json.loads(line)["id"][:10] for line in lines[:2]] == ["model-0000", "model-0000"]
     # Nothing was run; a real run of the same plan takes the same place.
     assert main(arguments[:9]) == 0

@@ -167,7 +167,7 @@ def test_twice_and_at_once_it_commits_once(gcs, finished, monkeypatch):
     assert {name for name, count in gcs.writes.items() if count > 1} <= {settings, lock}
     before = gcs.tree("jobs", "out/")
     gcs.writes.clear()
-    gcs.put("jobs", "out/.tensorferry-0/work/items.jsonl.tally", b"of a second attempt")
+    gcs.put("jobs", "out/.tensorferry-0/queue/items.jsonl.tally", b"of a second attempt")
     commit(finished)
     assert gcs.tree("jobs", "out/") == before
     assert gcs.writes.keys() == {settings, lock}
