@@ -165,7 +165,7 @@ def _unknown_sentence(unknown: Sequence[str], parser: argparse.ArgumentParser) -
     first = unknown[0].split("=", 1)[0]
     names = [name for action in parser._actions for name in action.option_strings]
     close = difflib.get_close_matches(first, names, n=1)
-    hint = f"Did you mean {close[0]}?" if close else "`tensorferry convert --help` lists ours."
+    hint = f"Did you mean {close[0]}?" if close else "`tensorferry COMMAND --help` lists ours."
     return f"{first} is neither an option of Tensorferry nor of Apache Beam. {hint}"
 
 

@@ -37,9 +37,8 @@ def test_the_image_has_the_versions_of_the_project():
     assert f"tensorferry:{PROJECT['version']}" in (DEPLOY / "README.md").read_text()
 
 
-def test_the_launcher_can_be_pinned_too():
-    """Its image carries no version in its name; a digest can be given to the build."""
-    assert default_of("LAUNCHER").endswith("/python311-template-launcher-base")
+def test_the_launcher_is_pinned_too():
+    assert re.search(r"/python311-template-launcher-base(:\d{8}-rc\d\d|@sha256:[0-9a-f]{64})$", default_of("LAUNCHER"))
     assert "\nFROM ${LAUNCHER} AS launcher\n" in DOCKERFILE
 
 
