@@ -137,7 +137,8 @@ def run(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
     from mappings.problems import FerryError, PlanError, Problem
     from mappings.text import bytes_text
     from pipelines.convert import absolute
-    from pipelines.exporting.run import ExportOutput, run_export
+    from pipelines.exporting.output import ExportOutput
+    from pipelines.exporting.run import run_export
 
     if args.lora:
         from pipelines.commands.export_adapter import run_adapter

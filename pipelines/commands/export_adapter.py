@@ -16,7 +16,7 @@ def run_adapter(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
     from pipelines.commands.export import show_export
     from pipelines.convert import absolute
     from pipelines.exporting.adapter import export_adapter, plan_adapter_export
-    from pipelines.exporting.run import ExportOutput
+    from pipelines.exporting.output import ExportOutput
 
     options = adapter_options(args)
     if args.plan_only:

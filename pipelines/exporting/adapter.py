@@ -18,10 +18,11 @@ from mappings.lora.tree import alpha_of, find_factors, kernels_of, rank_of
 from mappings.problems import PlanError, Problem
 from pipelines.exporting.fp8_source import Fp8Source
 from pipelines.exporting.manifest import ADAPTER_KIND, export_manifest
+from pipelines.exporting.output import ExportOutcome, ExportOutput
 from pipelines.exporting.overlap import refuse_overlap
 from pipelines.exporting.planning import Export, ExportOptions, scanned_layers
 from pipelines.exporting.repository import Repository, open_repository
-from pipelines.exporting.run import ExportOutcome, ExportOutput, ExportRun, Say, build
+from pipelines.exporting.run import ExportRun, Say, build
 from pipelines.exporting.source import ExportSource, open_export_source
 from pipelines.kvstores import is_local
 from pipelines.run_files import write_json

@@ -7,12 +7,13 @@ from typing import Any
 from mappings.lora.config import ADAPTER_CONFIG, ADAPTER_FILE
 from pipelines.beam_args import choose_engine
 from pipelines.byte_source import MissingFileError, open_source
+from pipelines.difference import Difference
 from pipelines.exporting.adapter import AdapterOptions, plan_adapter_export
 from pipelines.exporting.planning import Export
 from pipelines.exporting.verify import compare_tensors, header_differences, plan_differences
 from pipelines.findings import open_findings
 from pipelines.headers import read_header
-from pipelines.verify import Difference, Verdict
+from pipelines.verify import Verdict
 
 
 def verify_adapter(

@@ -6,8 +6,8 @@ from mappings.export.finish import Finish
 from mappings.geometry import Box
 from mappings.tensors import LogicalTensor
 from mappings.work import Part
+from pipelines.difference import Difference
 from pipelines.orbax_view import OrbaxItem, read_region
-from pipelines.verify import Difference
 from transforms.decode.scales import scale_values
 from transforms.digest import digest
 from transforms.unfold import fold, unfold

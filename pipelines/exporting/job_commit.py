@@ -9,7 +9,7 @@ from pipelines.commit_process import CommitApart, commit_program, refuse_other_p
 from pipelines.exporting.planning import ExportOptions, plan_export
 
 if TYPE_CHECKING:
-    from pipelines.exporting.run import ExportOutput
+    from pipelines.exporting.output import ExportOutput
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ExportCommit(CommitApart):
     @classmethod
     def parsed(cls, text: str) -> "ExportCommit":
         """What `encoded` told."""
-        from pipelines.exporting.run import ExportOutput
+        from pipelines.exporting.output import ExportOutput
 
         data: dict[str, Any] = json.loads(text)
         output = ExportOutput(**{**data["output"], "beam_args": tuple(data["output"]["beam_args"])})

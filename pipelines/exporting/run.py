@@ -3,7 +3,7 @@
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ from mappings.export.shards import INDEX_FILE, Place, all_places
 from mappings.problems import FerryError, PlanError, Problem
 from mappings.text import bytes_text
 from mappings.work import Part, WorkItem
-from pipelines.beam_args import choose_engine
 from pipelines.cluster_args import refuse_out_of_reach
 from pipelines.convert import refuse_full_disk
 from pipelines.exporting.files import ShardFiles
 from pipelines.exporting.fp8_source import open_fp8_source
 from pipelines.exporting.manifest import export_manifest
+from pipelines.exporting.output import ExportOutcome, ExportOutput
 from pipelines.exporting.output_dir import OutputDir
 from pipelines.exporting.overlap import refuse_overlap
 from pipelines.exporting.planning import Export, ExportOptions, plan_export
@@ -30,7 +30,6 @@ from pipelines.exporting.upload import delete_objects, replaced_objects, upload
 from pipelines.exporting.work import ExportWork
 from pipelines.kvstores import is_local
 from pipelines.manifest import unfinished
-from pipelines.output_options import refuse_local_commit
 from pipelines.progress import Done
 from pipelines.run_dir import RunState
 from pipelines.run_files import read_json, write_json
@@ -40,75 +39,6 @@ from transforms.digest import digest
 from transforms.dtypes import numpy_dtype
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class ExportOutput:
-    """Where the files go, and how the export runs.
-
-    Attributes:
-      output: a local directory, new or empty; or ``gs://bucket/path``.
-      staging: where the files are built before they go to a bucket: a local directory, new or empty; without one,
-        workers write whole files into the bucket.
-      beam_args: Beam's options.
-      progress_seconds: time between lines of progress where there is no terminal.
-      overwrite: replace a complete Tensorferry export.
-      take_over: take the output in a bucket from another process that is at work on it.
-      commit_in_job: let the job's last step commit; always so where this process does not wait for the job.
-    """
-
-    output: str
-    staging: str = ""
-    beam_args: tuple[str, ...] = ()
-    progress_seconds: float = 5.0
-    take_over: bool = False
-    overwrite: bool = False
-    commit_in_job: bool = False
-
-    @property
-    def job_commits(self) -> bool:
-        """Whether a worker commits, and not this process."""
-        return self.commit_in_job or choose_engine(self.beam_args).is_template
-
-    def require(self, options: ExportOptions) -> None:
-        """Refuses what does not go together.
-
-        Raises:
-          FerryError: a job is to commit into a local directory, or on a machine that does not see ``--config``.
-        """
-        if not self.job_commits:
-            return
-        refuse_local_commit(True, self.staging or self.output)
-        if choose_engine(self.beam_args).is_dataflow:
-            for option, place in (("--config", options.config), ("--fp8-from", options.fp8_from)):
-                if place and is_local(place):
-                    expected = f"gs://, hf:// or https:// ({option}): the job's last step reads it"
-                    raise FerryError(str(Problem(place, expected, "a local path", "Copy its small files to a bucket.")))
-
-    def streamed(self, options: ExportOptions) -> ExportOptions:
-        """The options with what follows from where the files go."""
-        return replace(options, streamed=not is_local(self.output) and not self.staging)
-
-
-@dataclass(frozen=True)
-class ExportOutcome:
-    """What an export did.
-
-    Attributes:
-      export: source, repository and plan.
-      output: the repository's path or URL.
-      done_items: work items done in this run.
-      kept_items: work items found finished.
-      peak_rss_bytes: largest resident set of a worker process.
-      changed: FP8 weight to how many blocks of its scale changed, and how many it has.
-    """
-
-    export: Export
-    output: str
-    done_items: int = 0
-    kept_items: int = 0
-    peak_rss_bytes: int = 0
-    changed: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def run_export(options: ExportOptions, output: ExportOutput, say: Say) -> ExportOutcome:

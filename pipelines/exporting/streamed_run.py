@@ -17,10 +17,11 @@ from pipelines.beam_args import choose_engine
 from pipelines.cluster_args import complete_args, plan_resources
 from pipelines.exporting.job_commit import ExportCommit
 from pipelines.exporting.manifest import export_manifest
+from pipelines.exporting.output import ExportOutcome, ExportOutput
 from pipelines.exporting.output_bucket import OutputBucket
 from pipelines.exporting.planning import Export, ExportOptions
 from pipelines.exporting.repository import CONFIG
-from pipelines.exporting.run import ExportOutcome, ExportOutput, Say, current_digest
+from pipelines.exporting.run import Say, current_digest
 from pipelines.exporting.small_files import small_files
 from pipelines.exporting.streaming import StreamWork
 from pipelines.progress import Done

@@ -23,6 +23,7 @@ from pipelines.bucket_receipts import BucketReceipts
 from pipelines.byte_source import ByteSource, MissingFileError, open_source
 from pipelines.checkpoint import Checkpoint, open_checkpoint
 from pipelines.cluster_args import complete_args, plan_resources, refuse_out_of_reach
+from pipelines.difference import Difference, compare_part
 from pipelines.expected import expected_parts
 from pipelines.exporting.carried_check import compare_scale, read_values
 from pipelines.exporting.manifest import ADAPTER_KIND, KIND
@@ -36,7 +37,7 @@ from pipelines.orbax_view import OrbaxItem
 from pipelines.receipts import Receipts
 from pipelines.runner import run_items
 from pipelines.sinks.listing import MANIFEST_NAME
-from pipelines.verify import Difference, Verdict, compare_part, held_bytes, item_line, sampled
+from pipelines.verify import Verdict, held_bytes, item_line, sampled
 from transforms.decode.scales import scale_values
 from transforms.digest import digest
 from transforms.dtypes import numpy_dtype

@@ -11,8 +11,8 @@ import numpy as np
 
 from mappings.geometry import Box
 from mappings.problems import FerryError
+from pipelines.difference import Difference
 from pipelines.orbax_view import read_region
-from pipelines.verify import Difference
 
 BLOCK_BYTES = 16 << 20
 _WHOLE = 1 << 32

@@ -8,6 +8,7 @@ from typing import Any
 
 from mappings.problems import FerryError, PlanError
 from mappings.tunix.model import check_run
+from pipelines.difference import Difference
 from pipelines.kvstores import is_local
 from pipelines.migration.compare import Compared
 from pipelines.migration.places import Form, Places
@@ -17,7 +18,6 @@ from pipelines.migration.verify_step import compare_step
 from pipelines.tunix_discovery import Discovery, FoundStep, discover, select
 from pipelines.tunix_source import read_step
 from pipelines.tunix_store import open_tree
-from pipelines.verify import Difference
 
 KIND = "migration"
 _AT_ONCE = 8

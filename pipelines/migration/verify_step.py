@@ -11,12 +11,12 @@ import numpy as np
 from mappings.geometry import Box
 from mappings.problems import FerryError
 from mappings.tunix.tree import StepTree
+from pipelines.difference import Difference
 from pipelines.migration.compare import Compared, compare_array
 from pipelines.migration.small_files import read_small
 from pipelines.orbax_item import leaf_spec
 from pipelines.orbax_view import OrbaxItem, open_item, read_region
 from pipelines.tunix_store import open_tree
-from pipelines.verify import Difference
 
 _AT_ONCE = 4
 _SHOWN = 4

@@ -12,8 +12,9 @@ from sample_checkpoint import write_checkpoint as write_orbax
 
 from mappings.plan import Plan
 from pipelines.exporting import run as export_run
+from pipelines.exporting.output import ExportOutcome, ExportOutput
 from pipelines.exporting.planning import ExportOptions
-from pipelines.exporting.run import ExportOutcome, ExportOutput, run_export
+from pipelines.exporting.run import run_export
 from pipelines.tally import Tally
 
 Arrays = Mapping[str, np.ndarray]

@@ -14,9 +14,10 @@ from pipelines.bucket_lock import LOCK_NAME
 from pipelines.cli import main
 from pipelines.exporting import streamed_run
 from pipelines.exporting.job_commit import ExportCommit, commit
+from pipelines.exporting.output import ExportOutput
 from pipelines.exporting.output_bucket import STATE, OutputBucket
 from pipelines.exporting.planning import ExportOptions
-from pipelines.exporting.run import ExportOutput, run_export
+from pipelines.exporting.run import run_export
 
 INDEX = "model.safetensors.index.json"
 _VARY = ("tensorferry.manifest.json",)

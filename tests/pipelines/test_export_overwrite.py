@@ -14,9 +14,10 @@ from mappings.problems import FerryError
 from pipelines.cli import main
 from pipelines.exporting import run as export_run
 from pipelines.exporting import upload as uploading
+from pipelines.exporting.output import ExportOutput
 from pipelines.exporting.output_dir import STATE_DIR, OutputDir
 from pipelines.exporting.planning import ExportOptions
-from pipelines.exporting.run import ExportOutput, run_export
+from pipelines.exporting.run import run_export
 
 OUTPUT = "gs://bucket/models/llama"
 NAME = "model.layers.1.mlp.up_proj.weight"

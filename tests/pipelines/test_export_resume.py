@@ -13,9 +13,10 @@ from exports import export_here, here, stock, write_repository
 
 from mappings.problems import FerryError
 from pipelines.exporting import run as export_run
+from pipelines.exporting.output import ExportOutput
 from pipelines.exporting.output_dir import STATE_DIR, OutputDir
 from pipelines.exporting.planning import ExportOptions
-from pipelines.exporting.run import ExportOutput, run_export
+from pipelines.exporting.run import run_export
 
 
 class Killed(BaseException):
