@@ -189,6 +189,8 @@ class Gcs:
 
 class _Proxy(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # Headers and body go separately: without this, each answer waits 40 ms for the client.
+    disable_nagle_algorithm = True
     gcs: Gcs
 
     def log_message(self, format: str, *args: Any) -> None:
