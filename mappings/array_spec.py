@@ -74,11 +74,9 @@ class ArraySpec:
         Raises:
           IndexError: the index is outside the grid.
         """
-        inside = len(index) == len(self.grid) and all(
-            0 <= at < count for at, count in zip(index, self.grid, strict=True)
-        )
-        if not inside:
-            raise IndexError(f"{self.key}: grid index {list(index)} is outside the grid {list(self.grid)}")
+        grid = self.grid
+        if len(index) != len(grid) or not all(0 <= at < count for at, count in zip(index, grid, strict=True)):
+            raise IndexError(f"{self.key}: grid index {list(index)} is outside the grid {list(grid)}")
         return tuple(
             (at * chunk, min((at + 1) * chunk, length))
             for at, chunk, length in zip(index, self.chunk, self.shape, strict=True)

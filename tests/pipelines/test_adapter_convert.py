@@ -4,18 +4,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from adapters import PREFIX, adapter_config, factors, write_adapter
 from checkpoints import Sizes, interleave, llama_config, llama_tensors, qwen3_moe_config, qwen3_moe_tensors
 from exports import here, ulps
 from oracle_data import read_safetensors
+from pairs import pairs
 from stock_orbax import custom_metadata, restore
 
 from pipelines import convert as converting
 from pipelines.cli import main
 from pipelines.exporting import run as exporting
+from transforms.dtypes import numpy_dtype
 
 RANK, ALPHA = 5, 15
 SIZES = Sizes()
@@ -102,11 +103,9 @@ def test_stock_orbax_restores_what_qwix_wants(scan, store_format, adapter, base,
     assert '"lora_rank": 5' in (tmp_path / "out" / "maxtext.yml").read_text()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("lanes", ["interleaved", "split"])
-@pytest.mark.parametrize("scan", [True, False], ids=["scanned", "unrolled"])
+@pairs(scan=(True, False), lanes=("interleaved", "split"), dtype=("float32", "bfloat16"))
 def test_there_and_back(scan, lanes, dtype, base, tmp_path):
-    tensors = tensors_of(dtype=dtype)
+    tensors = tensors_of(dtype=numpy_dtype(dtype))
     adapter = write_adapter(tmp_path / "adapter", adapter_config(MODULES, RANK, ALPHA), tensors)
     mode = "--scan-layers" if scan else "--no-scan-layers"
     assert convert(adapter, base, tmp_path / "orbax", mode, "--rope-lanes", lanes) == 0
@@ -116,7 +115,7 @@ def test_there_and_back(scan, lanes, dtype, base, tmp_path):
     assert back.keys() == tensors.keys()
     for name, array in tensors.items():
         if "q_proj.lora_B" in name:
-            assert ulps(back[name], array) <= (2 if dtype is np.float32 else 1)
+            assert ulps(back[name], array) <= (2 if dtype == "float32" else 1)
         else:
             assert back[name].tobytes() == array.tobytes(), name
     config = json.loads((tmp_path / "back" / "adapter_config.json").read_text())

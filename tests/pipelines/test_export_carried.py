@@ -13,6 +13,7 @@ from exports import export_here, read_repository, write_plan, write_repository
 from fp8_samples import BLOCK, KINDS, Arrays, decoded, fp8_tensors
 from in_memory import run_plan
 from oracle_data import MODES, values
+from pairs import pairs
 
 from mappings.plan import PlanOptions
 from mappings.problems import FerryError, PlanError
@@ -65,9 +66,7 @@ def verified(carried: Carried) -> bool:
     return main(["verify", "--source", str(carried.where / "item"), "--output", str(carried.where / "out")]) == 0
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("scan", [True, False], ids=["scan", "unscan"])
-@pytest.mark.parametrize("kind", KINDS)
+@pairs(kind=KINDS, scan=(True, False), layout=LAYOUTS)
 def test_home_as_fp8_byte_for_byte(kind, scan, layout, tmp_path, monkeypatch):
     """Ragged blocks, expanded scales, folded factors, permuted lanes: codes, scales and config are the source's."""
     carried = Carried(tmp_path, kind, scan, layout)
@@ -101,9 +100,7 @@ def test_verify_reads_what_was_carried(kind, tmp_path, monkeypatch, capsys):
         assert name in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("scan", [True, False], ids=["scan", "unscan"])
-@pytest.mark.parametrize("kind", KINDS)
+@pairs(kind=KINDS, scan=(True, False), layout=LAYOUTS)
 def test_dequantised_as_the_source_is(kind, scan, layout, tmp_path, monkeypatch):
     carried = Carried(tmp_path, kind, scan, layout)
     outcome = carried.export(monkeypatch, dtype="bfloat16")
@@ -123,9 +120,7 @@ def test_a_plain_repository_gets_plain_weights(tmp_path, monkeypatch):
     assert differing(read_repository(tmp_path / "again"), carried.tensors) == set()
 
 
-@pytest.mark.parametrize("scan", [True, False], ids=["scan", "unscan"])
-@pytest.mark.parametrize("model", ["separate", "fused"])
-@pytest.mark.parametrize("kind", ["block", "block, powers of two", "channel"])
+@pairs(kind=("block", "block, powers of two", "channel"), model=("separate", "fused"), scan=(True, False))
 def test_experts(kind, model, scan, tmp_path, monkeypatch):
     """Experts one by one, and fused ones of three axes whose gates and ups go into two arrays."""
     carried = Carried(tmp_path, kind, scan, model=model)

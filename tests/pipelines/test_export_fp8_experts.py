@@ -10,6 +10,7 @@ from checkpoints import qwen3_moe_config, qwen3_moe_tensors
 from exports import export_here, read_repository, write_plan, write_repository
 from fp8_samples import KINDS, Arrays, fp8_tensors
 from in_memory import run_plan
+from pairs import pairs
 
 from mappings.export.low_bit import refusal
 from mappings.plan import PlanOptions
@@ -43,9 +44,7 @@ def differing(a: Arrays, b: Arrays) -> set[str]:
     return {name for name in a if a[name].tobytes() != b[name].tobytes()}
 
 
-@pytest.mark.parametrize("scan", [True, False], ids=["scan", "unscan"])
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "separate"])
-@pytest.mark.parametrize("kind", ["block", "block, powers of two", "channel"])
+@pairs(kind=("block", "block, powers of two", "channel"), fused=(True, False), scan=(True, False))
 def test_unchanged_experts(kind, fused, scan, tmp_path, monkeypatch):
     experts = Experts(tmp_path, kind, fused, scan)
     outcome = experts.export(monkeypatch)

@@ -23,6 +23,7 @@ from checkpoints import (
     write_checkpoint,
 )  # fmt: skip
 from exports import here
+from pairs import pairs
 from stock_orbax import assert_restores, restore
 
 from demo.quantise import per_block
@@ -67,9 +68,7 @@ def convert(source: Path, lora: str, output: Path, *args: str) -> None:
     assert main(["verify", "--source", str(source), "--output", str(output)]) == 0
 
 
-@MODES
-@pytest.mark.parametrize("lanes", ["interleaved", "split"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pairs(dtype=("bfloat16", "float32"), lanes=("interleaved", "split"), scan=(True, False))
 def test_merged_exactly_with_rope_lanes_and_query_factor(dtype, lanes, scan, tmp_path):
     weights = llama_tensors(SIZES)
     source = write_checkpoint(tmp_path / "hf", llama_config(SIZES), weights)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from checkpoints import Sizes, llama_config, llama_expected, llama_tensors, write_checkpoint
 from maxtext_scales import maxtext_dequantises
+from pairs import pairs
 from stock_orbax import assert_restores, restore
 
 from demo.quantise import per_block, per_tensor
@@ -63,25 +64,21 @@ def convert(source: Path, output: Path, *args: str) -> None:
 
 
 MODES = pytest.mark.parametrize("scan", [True, False], ids=["scan", "unscan"])
-SCHEMES = pytest.mark.parametrize("scheme", ["tensor", "block"])
+SCHEMES = ("tensor", "block")
 
 
 def mode(scan: bool) -> str:
     return "--scan-layers" if scan else "--no-scan-layers"
 
 
-@MODES
-@SCHEMES
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pairs(dtype=("bfloat16", "float32"), scheme=SCHEMES, scan=(True, False))
 def test_dequantised_exactly_and_rounded_once(dtype, scheme, scan, tmp_path):
     source = checkpoint(tmp_path, scheme)
     convert(source, tmp_path / "out", "--dtype", dtype, mode(scan))
     assert_restores(tmp_path / "out", llama_expected(dequantised(quantised(scheme)), SIZES, scan, dtype))
 
 
-@MODES
-@SCHEMES
-@pytest.mark.parametrize("layout", ["declared", "broadcast"])
+@pairs(layout=("declared", "broadcast"), scheme=SCHEMES, scan=(True, False))
 def test_carried_with_their_scales(layout, scheme, scan, tmp_path):
     source = checkpoint(tmp_path, scheme)
     convert(source, tmp_path / "out", "--dtype", "source", "--scale-layout", layout, mode(scan))
