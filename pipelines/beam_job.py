@@ -10,6 +10,7 @@ import resource
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import apache_beam as beam
@@ -89,10 +90,11 @@ class Ferry(beam.DoFn):
     def _ferry(self, item: dict[str, Any]) -> dict[str, Any]:
         if self._broken:
             raise self._broken
-        receipt = self._work(item)
+        with self._slot.counting() if self._slot else nullcontext():
+            receipt = self._work(item)
         nbytes = int(receipt.get("bytes", 0))
         if self._slot:
-            self._slot.add(nbytes, items=1)
+            self._slot.finish(nbytes)
         return {"ok": True, "bytes": nbytes, "peak_rss_bytes": peak_rss_bytes()}
 
 

@@ -29,12 +29,18 @@ def split_bucket_url(url: str) -> tuple[str, str]:
 def bucket_store(bucket: str) -> Any:
     """The obstore store of a whole bucket, for reading."""
     # Retries are ours (pipelines.retries): obstore's own do not cover short bodies.
-    return _store(bucket, os.environ.get(_EMULATOR, ""), 0)
+    return _store(bucket, emulator_address(), 0)
 
 
 def upload_store(bucket: str) -> Any:
     """The obstore store of a whole bucket, for writing: it tries each piece of an object again by itself."""
-    return _store(bucket, os.environ.get(_EMULATOR, ""), _UPLOAD_TRIES)
+    return _store(bucket, emulator_address(), _UPLOAD_TRIES)
+
+
+def emulator_address() -> str:
+    """URL of the emulator that the environment names; empty for the real store."""
+    emulator = os.environ.get(_EMULATOR, "")
+    return emulator if not emulator or "://" in emulator else f"http://{emulator}"
 
 
 @cache
@@ -44,8 +50,7 @@ def _store(bucket: str, emulator: str, retries: int) -> Any:
     options: dict[str, Any] = {"retry_config": {"max_retries": retries}}
     if not emulator:
         return GCSStore(bucket, **options)
-    address = emulator if "://" in emulator else f"http://{emulator}"
-    key = {"gcs_base_url": address, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
+    key = {"gcs_base_url": emulator, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
     options["config"] = {"service_account_key": json.dumps(key)}
     options["client_options"] = {"allow_http": True}
     return GCSStore(bucket, **options)

@@ -64,10 +64,15 @@ def refuse_out_of_reach(source: str, output: str, beam_args: Iterable[str]) -> N
         raise FerryError(str(Problem(source, expected, "a local path", "Copy it to a bucket: gcloud storage cp -r.")))
 
 
-def plan_resources(plan: Plan) -> Resources:
-    """What a plan needs of a cluster."""
+def plan_resources(plan: Plan, units: int | None = None) -> Resources:
+    """What a plan needs of a cluster.
+
+    Args:
+      plan: what will be done.
+      units: what workers are dealt, where that is not single work items.
+    """
     totals, memory_bytes = plan.totals, plan.options.worker_memory_bytes
-    sizes = totals.read_bytes, totals.write_bytes, totals.work_items, totals.largest_item_bytes
+    sizes = totals.read_bytes, totals.write_bytes, units or totals.work_items, totals.largest_item_bytes
     return recommend(*sizes, memory_bytes)
 
 

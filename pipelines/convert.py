@@ -10,7 +10,6 @@ from typing import Any
 
 from mappings.problems import FerryError, Problem
 from mappings.text import bytes_text
-from mappings.work import WorkItem
 from pipelines.beam_args import choose_engine
 from pipelines.bucket_run import BucketRun
 from pipelines.cluster_args import complete_args, plan_resources, refuse_out_of_reach
@@ -33,6 +32,7 @@ from pipelines.sink import ChunkError, open_sink
 from pipelines.sinks.listing import MANIFEST_NAME
 from pipelines.tally import Tally
 from pipelines.tied import compare_tied
+from pipelines.units import Unit, Units
 
 # MaxText's train state beside the weights: a step counter and no optimizer.
 EXTRA_LEAVES: dict[tuple[str, ...], Any] = {("step",): 0, ("opt_state",): {}}
@@ -94,7 +94,7 @@ def do_run(conversion: Conversion, options: ConversionOptions, output: OutputOpt
     try:
         done = _Conversion(conversion, options, output, run, say)
         if state is RunState.PUBLISHED:
-            done.kept_items = conversion.plan.totals.work_items
+            done.kept_items = done.units.count
         else:
             done.finish()
         return done.outcome()
@@ -124,7 +124,9 @@ class _Conversion:
     ) -> None:
         self.conversion, self.plan = conversion, conversion.plan
         self.options, self.output, self.run, self.say = options, output, run, say
-        self.sink = open_sink(run.item_root, output.store_format, output.compression)
+        sink = open_sink(run.item_root, output.store_format, output.compression)
+        self.units = Units(self.plan, output.store_format, output.data_file_bytes)
+        self.sink = sink.within(options.target.worker_memory_bytes)
         self.specs = [array.spec for array in self.plan.arrays]
         # Work item id to receipt, as last read: in a bucket, reading them all takes a while.
         self.receipts: dict[str, dict[str, Any]] = {}
@@ -162,7 +164,7 @@ class _Conversion:
 
     def _ferry(self, first: bool) -> None:
         self.receipts = self.run.receipts.finished()
-        todo = unfinished(self.plan.items(), self.receipts)
+        todo = unfinished(self.units, self.receipts)
         before = self._before(todo)
         if first:
             self.kept_items = before.items
@@ -177,7 +179,7 @@ class _Conversion:
             if self.is_committed:
                 return
             self.receipts = self.run.receipts.finished()
-        missing = unfinished(self.plan.items(), self.receipts)
+        missing = unfinished(self.units, self.receipts)
         if missing:
             raise FerryError(f"{len(missing):,} work items left no receipt. Run the same command again to resume.")
 
@@ -185,7 +187,7 @@ class _Conversion:
         """Whether this is the commit of a job, which does no work item."""
         return isinstance(self.run, BucketRun) and bool(self.run.job)
 
-    def _do(self, todo: list[WorkItem], before: Done) -> Tally:
+    def _do(self, todo: list[Unit], before: Done) -> Tally:
         how, sizes, path = self._how(before, todo), [item.write_bytes for item in todo], self._items_file(todo)
         if not (self.output.job_commits and isinstance(self.run, BucketRun)):
             return run_items(path, sizes, self._work(), how)
@@ -201,14 +203,13 @@ class _Conversion:
         self.is_committed = True
         return tally
 
-    def _before(self, todo: Iterable[WorkItem]) -> Done:
+    def _before(self, todo: Iterable[Unit]) -> Done:
         left_items, left_bytes = 0, 0
         for item in todo:
             left_items, left_bytes = left_items + 1, left_bytes + item.write_bytes
-        totals = self.plan.totals
-        return Done(totals.write_bytes - left_bytes, totals.work_items - left_items)
+        return Done(self.plan.totals.write_bytes - left_bytes, self.units.count - left_items)
 
-    def _items_file(self, items: Iterable[WorkItem]) -> str:
+    def _items_file(self, items: Iterable[Unit]) -> str:
         import json
 
         self.run.work_dir.mkdir(exist_ok=True)
@@ -223,11 +224,10 @@ class _Conversion:
         source, token = self.conversion.source.url, uuid.uuid4().hex
         return FerryWork(source, self.sink, self.run.receipts, bound, token, self.options.lora)
 
-    def _how(self, before: Done, todo: Iterable[WorkItem]) -> RunOptions:
+    def _how(self, before: Done, todo: Iterable[Unit]) -> RunOptions:
+        needed = plan_resources(self.plan, self.units.count)
         return RunOptions(
-            beam_args=complete_args(
-                self.output.beam_args, plan_resources(self.plan), self.run.work_dir, self._is_far()
-            ),
+            beam_args=complete_args(self.output.beam_args, needed, self.run.work_dir, self._is_far()),
             local_items=str(self.run.work_dir / "items.jsonl"),
             state_dir=str(self.run.work_dir),
             before=before,
@@ -251,13 +251,13 @@ class _Conversion:
         return told | {"lora": dict(self.conversion.lora)} if self.conversion.lora else told
 
     def _check_chunks(self) -> None:
-        winners = [receipt["attempt"] for receipt in self.receipts.values()]
+        winners = self.units.attempts(self.receipts)
         with_leaves(self.sink, self._leaves).finalize(self.specs, winners, scalar_keys(self._leaves))
 
     def _forget(self, error: ChunkError) -> None:
         """Drops the receipts of chunks that are not there after all (a machine that lost power)."""
         lost = set(error.missing)
-        for item in self.plan.items():
+        for item in self.units:
             keys = {part.spec.chunk_key(part.grid, self.sink.store_format) for part in item.parts}
             if keys & lost:
                 self.run.receipts.discard(item.id)

@@ -1,4 +1,4 @@
-"""The work on one item: read its ranges, fill its parts, write them, leave a receipt."""
+"""The work on one item, or on a group of them: read ranges, fill parts, write them, leave a receipt."""
 
 import time
 import uuid
@@ -9,18 +9,21 @@ from typing import Any
 import numpy as np
 
 from mappings.geometry import Box
+from mappings.groups import Group
 from mappings.schemes import scheme_of
 from mappings.tensors import LogicalTensor, StoredTensor
 from mappings.work import Part, WorkItem
+from pipelines import progress
 from pipelines.assemble import Load, assemble
 from pipelines.bucket_receipts import BucketReceipts
+from pipelines.bucket_stream import whole_again
 from pipelines.byte_source import ByteSource
 from pipelines.decode_region import decode_region
 from pipelines.lora_source import open_with_adapter
 from pipelines.memory import shared_budget
 from pipelines.receipts import Receipts
 from pipelines.regions import Scratch, ScratchPool, box_shape, read_box
-from pipelines.sink import Sink
+from pipelines.sink import PartWriter, Sink
 from transforms.digest import digest
 from transforms.dtypes import numpy_dtype
 from transforms.statistics import statistics
@@ -65,8 +68,8 @@ def reading(source: ByteSource, scratch: Scratch) -> Callable[[str, StoredTensor
     return read
 
 
-def ferry(item: WorkItem, source: ByteSource, sink: Sink, scratch: Scratch) -> dict[str, Any]:
-    """Does one work item.
+def ferry(item: WorkItem | Group, source: ByteSource, sink: Sink, scratch: Scratch) -> dict[str, Any]:
+    """Does one work item, or those of a group one after another.
 
     Args:
       item: what to read and write.
@@ -79,12 +82,16 @@ def ferry(item: WorkItem, source: ByteSource, sink: Sink, scratch: Scratch) -> d
 
     Raises:
       FerryError: the source or the sink failed, with the sentence to show.
+      PassingFault: an upload is lost that may succeed when the whole is done again.
     """
     started = time.perf_counter()
     attempt = f"{item.id}-{uuid.uuid4().hex[:8]}"
-    arrays = assemble(item, load_region(source, scratch), part_buffers(item, scratch))
+    parts: list[dict[str, Any]] = []
+    progress.begin()
     with sink.open_part(attempt) as writer:
-        parts = [_part_receipt(part, array, writer.write) for part, array in zip(item.parts, arrays, strict=True)]
+        for one in _items(item):
+            parts += _write_item(one, source, writer, scratch)
+            progress.advance(one.write_bytes)
     return {
         "item": item.id,
         "attempt": attempt,
@@ -93,6 +100,21 @@ def ferry(item: WorkItem, source: ByteSource, sink: Sink, scratch: Scratch) -> d
         "bytes": item.write_bytes,
         "seconds": round(time.perf_counter() - started, 4),
     }
+
+
+def _items(item: WorkItem | Group) -> tuple[WorkItem, ...]:
+    return item.items if isinstance(item, Group) else (item,)
+
+
+def _write_item(item: WorkItem, source: ByteSource, writer: PartWriter, scratch: Scratch) -> list[dict[str, Any]]:
+    """Reads and writes one work item; what the receipt tells of its parts."""
+    arrays = assemble(item, load_region(source, scratch), part_buffers(item, scratch))
+    return [_part_receipt(part, array, writer.write) for part, array in zip(item.parts, arrays, strict=True)]
+
+
+def held_bytes(item: WorkItem | Group, sink: Sink) -> int:
+    """Bound on the bytes that `ferry` holds at once, the writer's included."""
+    return max(one.held_bytes + sink.encoding_bytes([part.nbytes for part in one.parts]) for one in _items(item))
 
 
 def part_buffers(item: WorkItem, scratch: Scratch) -> list[np.ndarray]:
@@ -142,10 +164,11 @@ class FerryWork:
         """Nothing to prepare: files open when first read."""
 
     def __call__(self, item: dict[str, Any]) -> dict[str, Any]:
-        one = WorkItem.from_json(item)
+        one = Group.from_json(item) if "items" in item else WorkItem.from_json(item)
         pool = _pools.setdefault(self.run_token, ScratchPool(self.worker_memory_bytes // 2))
-        needed = one.held_bytes + self.sink.encoding_bytes([part.nbytes for part in one.parts])
-        with shared_budget(self.run_token, self.worker_memory_bytes).admit(needed), pool.lend() as scratch:
-            receipt = ferry(one, open_with_adapter(self.source, self.adapter), self.sink, scratch)
+        budget = shared_budget(self.run_token, self.worker_memory_bytes)
+        with budget.admit(held_bytes(one, self.sink)), pool.lend() as scratch:
+            source = open_with_adapter(self.source, self.adapter)
+            receipt = whole_again(one.id, lambda: ferry(one, source, self.sink, scratch))
         self.receipts.add(one.id, receipt)
         return receipt

@@ -3,8 +3,9 @@
 import importlib.metadata
 import platform
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+from mappings.groups import Group
 from mappings.plan import Plan
 from mappings.work import WorkItem
 from pipelines.checkpoint import Checkpoint
@@ -15,6 +16,7 @@ MANIFEST_FORMAT = 1
 _VERSIONS = ("tensorferry", "apache-beam", "tensorstore", "orbax-checkpoint", "numpy", "ml_dtypes")
 
 Receipt = Mapping[str, Any]
+Work = TypeVar("Work", bound=WorkItem | Group)
 
 
 def chunk_receipts(receipts: Iterable[Receipt]) -> dict[tuple[str, tuple[int, ...]], Mapping[str, Any]]:
@@ -22,12 +24,12 @@ def chunk_receipts(receipts: Iterable[Receipt]) -> dict[tuple[str, tuple[int, ..
     return {(part["array"], tuple(part["grid"])): part for receipt in receipts for part in receipt["parts"]}
 
 
-def unfinished(items: Iterable[WorkItem], receipts: Mapping[str, Receipt]) -> list[WorkItem]:
-    """Work items without a receipt that tells of exactly their parts."""
+def unfinished(items: Iterable[Work], receipts: Mapping[str, Receipt]) -> list[Work]:
+    """Work items, or groups of them, without a receipt that tells of exactly their parts."""
     return [item for item in items if not _tells(receipts.get(item.id), item)]
 
 
-def _tells(receipt: Receipt | None, item: WorkItem) -> bool:
+def _tells(receipt: Receipt | None, item: WorkItem | Group) -> bool:
     if receipt is None:
         return False
     told = [(part.get("array"), part.get("grid")) for part in receipt.get("parts", ())]

@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -35,11 +36,29 @@ class Done:
         return Done(min(self.nbytes, other.nbytes), min(self.items, other.items))
 
 
+_own = threading.local()
+
+
+def begin() -> None:
+    """Forgets what `advance` counted of an item that this thread begins again."""
+    slot: Slot | None = getattr(_own, "slot", None)
+    if slot:
+        slot.begin()
+
+
+def advance(nbytes: int) -> None:
+    """Counts bytes of a work item that this thread is in the middle of; nothing where nobody counts."""
+    slot: Slot | None = getattr(_own, "slot", None)
+    if slot:
+        slot.advance(nbytes)
+
+
 class Slot:
     """One worker's counter: a 64-byte file with one writer."""
 
     def __init__(self, directory: str) -> None:
         self._done = Done()
+        self._ahead_bytes = 0
         self._file = -1
         if os.path.isdir(directory):
             self._open(os.path.join(directory, f"slot-{os.getpid()}-{uuid.uuid4().hex[:12]}"))
@@ -49,6 +68,31 @@ class Slot:
             self._file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except OSError:
             self._file = -1
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Lets `advance` count here what this thread does within the ``with`` block."""
+        _own.slot = self
+        try:
+            yield
+        finally:
+            _own.slot = None
+
+    def advance(self, nbytes: int) -> None:
+        """Counts bytes of an item that is not finished."""
+        self._ahead_bytes += nbytes
+        self.add(nbytes)
+
+    def begin(self) -> None:
+        """Forgets what `advance` counted of an attempt that failed."""
+        ahead_bytes, self._ahead_bytes = self._ahead_bytes, 0
+        if ahead_bytes:
+            self.add(-ahead_bytes)
+
+    def finish(self, nbytes: int) -> None:
+        """Counts a finished item, of which `advance` may have counted some."""
+        self.add(nbytes - self._ahead_bytes, items=1)
+        self._ahead_bytes = 0
 
     def add(self, nbytes: int, items: int = 0) -> None:
         """Counts finished bytes and items."""

@@ -28,8 +28,12 @@ def passing(error: BaseException) -> PassingFault:
     """The passing fault that an error of obstore stands for."""
     status = status_of(error)
     # Never the error's own text: it holds the address, and that of a signed link is a secret.
-    found = _NAMES.get(status, f"status {status}") if status else "no answer (connection refused, cut or timed out)"
-    return PassingFault(found, rate_limited=status == 429)
+    return PassingFault(status_words(status), rate_limited=status == 429)
+
+
+def status_words(status: int | None) -> str:
+    """What an HTTP status means; None is no answer at all."""
+    return _NAMES.get(status, f"status {status}") if status else "no answer (connection refused, cut or timed out)"
 
 
 def final_fault(url: str, path: str, status: int | None, refused: dict[int, str]) -> SourceError:

@@ -28,11 +28,12 @@ class PassingFault(Exception):
         super().__init__(found)
 
 
-def retried(call: Callable[[], T]) -> T:
+def retried(call: Callable[[], T], most_tries: int | None = None) -> T:
     """Calls until it succeeds, with growing waits between the tries.
 
     Args:
       call: raises `PassingFault` to be called again; whatever else it raises goes through.
+      most_tries: how often; by default `TRIES`, or `RATE_LIMIT_TRIES`.
 
     Raises:
       PassingFault: the last one, when all tries are used up.
@@ -43,7 +44,7 @@ def retried(call: Callable[[], T]) -> T:
         try:
             return call()
         except PassingFault as fault:
-            if tries >= (RATE_LIMIT_TRIES if fault.rate_limited else TRIES):
+            if tries >= (most_tries or (RATE_LIMIT_TRIES if fault.rate_limited else TRIES)):
                 raise
             sleep(_wait_seconds(tries))
 

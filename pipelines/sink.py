@@ -117,6 +117,10 @@ class Sink(ABC):
         after the other, and leaves memory when its write returns."""
         return max(part_bytes, default=0)
 
+    def within(self, worker_memory_bytes: int) -> "Sink":
+        """The sink with buffers that suit a worker's bound."""
+        return self
+
     @abstractmethod
     def open_part(self, attempt_id: str) -> PartWriter:
         """A writer for one attempt at one work item; ``attempt_id`` must be unique to the attempt."""
@@ -244,6 +248,15 @@ def store_error(name: str, expected: str, error: Exception) -> FerryError:
             return FerryError(str(Problem(name, expected, sentence, f"{fix} {_GO_ON}")))
     fix = "Free space or repair access, then run the same command again: finished work items are kept."
     return FerryError(str(Problem(name, expected, found, fix)))
+
+
+def bucket_refusal(name: str, expected: str, status: int | None) -> FerryError:
+    """What a bucket refused for good, as one sentence."""
+    known = {sentence[-4:-1]: (sentence, fix) for sentence, fix in _REFUSALS.values()}
+    if str(status) in known:
+        sentence, fix = known[str(status)]
+        return FerryError(str(Problem(name, expected, sentence, f"{fix} {_GO_ON}")))
+    return store_error(name, expected, RuntimeError(f"status {status}"))
 
 
 def _is_of_a_bucket(text: str) -> bool:

@@ -79,6 +79,16 @@ def finish_stored_chunk(key: str, writing: "ts.Future") -> None:
         raise store_error(key, "the chunk written", error) from error
 
 
+def take_stored_chunk(store: dict[str, Any], key: str, context: "ts.Context") -> bytes:
+    """The bytes of one chunk, which is removed."""
+    import tensorstore as ts
+
+    opened = ts.KvStore.open(store, context=context).result()
+    stored = bytes(opened.read(key).result().value)
+    opened.write(key, None).result()
+    return stored
+
+
 def write_metadata(
     arrays: Sequence[ArraySpec],
     specs: Sequence[dict[str, Any]],

@@ -1,25 +1,36 @@
-"""OCDBT: each attempt writes a database of its own, and the commit merges the indexes of those that won."""
+"""OCDBT: each attempt writes a database of its own, and the commit merges the indexes of those that won.
+
+ROOT/parts/ATTEMPT/d/…              values of a group of work items, and the index of them
+ROOT/parts/ATTEMPT/manifest.ocdbt   makes that a database
+ROOT/manifest.ocdbt, ROOT/d/…       index of all, pointing into the parts; the arrays' metadata
+"""
 
 import shutil
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mappings.array_spec import ArraySpec
+from mappings.chunking import INNER_CHUNK_BYTES
 from mappings.problems import FerryError, Problem
 from pipelines.kvstores import below, is_local, kvstore, new_context, worker_context
-from pipelines.sink import PartWriter, Sink, refuse_not_kept, store_error, valid_attempt_id
+from pipelines.sink import PartWriter, Sink, refuse_not_kept, refuse_unaligned, store_error, valid_attempt_id
 from pipelines.sinks.arrays import (
     array_spec,
     finish_stored_chunk,
     open_for_writing,
     start_stored_chunk,
+    take_stored_chunk,
     write_chunk,
     write_metadata,
 )
+from pipelines.sinks.encoding import checksum_is_fast, encode_shard
 from pipelines.sinks.listing import clear_stale_locks, compare
 from pipelines.sinks.metadata import zarr3_metadata
+from pipelines.sinks.ocdbt_index import CONFIG, Entry, encode_leaf, encode_manifest
+from pipelines.streams import PIECE_BYTES, Stream, open_stream, piece_within, stream_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,12 +39,13 @@ if TYPE_CHECKING:
 # Not ``ocdbt.process_*``: Orbax merges whatever carries that name, the losers' leavings included.
 _PARTS = "parts"
 _MANIFEST = "manifest.ocdbt"
-# As Orbax configures its databases: its handler adds the step to ours, and refuses one that is configured otherwise.
-_CONFIG = {"max_inline_value_bytes": 1024, "max_decoded_node_bytes": 100_000_000}
+# How TensorStore begins to tell of an index that is not there, cut off or damaged.
+_LOST = ("NOT_FOUND", "OUT_OF_RANGE", "DATA_LOSS")
+_MERGED_AT_ONCE = 32
 
 
 def _database(base: dict[str, Any]) -> dict[str, Any]:
-    return {"driver": "ocdbt", "base": base, "path": "", "config": _CONFIG}
+    return {"driver": "ocdbt", "base": base, "path": "", "config": CONFIG}
 
 
 def _new_database(base: dict[str, Any]) -> dict[str, Any]:
@@ -58,42 +70,68 @@ def _new_transaction() -> "ts.Transaction":
 
 @dataclass
 class OcdbtWriter(PartWriter):
-    """Holds an encoded work item in memory until ``close`` puts it down in one transaction."""
+    """Puts encoded chunks into one data file as they come, its index at the end, and the manifest beside it last."""
 
     sink: "OcdbtSink"
     attempt_id: str
-    # One transaction: a commit for each write would rewrite the database's manifest each time, and an object
-    # store takes about one write a second of the same object.
-    _transaction: Any = field(default_factory=_new_transaction)
-    _stores: dict[ArraySpec, Any] = field(default_factory=dict)
+    _file: str = field(default_factory=lambda: f"d/{uuid.uuid4().hex}")
+    _entries: list[Entry] = field(default_factory=list)
+    _stream: Stream | None = None
 
     def write(self, spec: ArraySpec, index: tuple[int, ...], array: "np.ndarray") -> None:
-        if spec not in self._stores:
-            self._stores[spec] = open_for_writing(self._spec(spec), worker_context(), self._transaction)
-        # By value: inside a transaction TensorStore reads a referenced array only when it commits (measured).
-        write_chunk(self._stores[spec], spec, index, array, by_reference=False)
+        refuse_unaligned(spec, index, array)
+        if self.sink.encodes_here:
+            self._put(spec, index, lambda stream: encode_shard(spec, array, self.sink.crc32c, stream))
+        else:
+            encoded = self._encoded(spec, index, array)
+            self._put(spec, index, lambda stream: stream.append(encoded))
 
     def write_stored(self, spec: ArraySpec, index: tuple[int, ...], stored: bytes) -> None:
         refuse_not_kept(self.sink, spec, index, stored)
-        key = spec.chunk_key(index, self.sink.store_format)
-        finish_stored_chunk(key, start_stored_chunk(self._part(), key, stored, worker_context(), self._transaction))
-
-    def _part(self) -> dict[str, Any]:
-        return _new_database(below(kvstore(self.sink.root), _PARTS, self.attempt_id))
-
-    def _spec(self, spec: ArraySpec) -> dict[str, Any]:
-        return array_spec(self._part(), spec, self.sink.array_metadata(spec))
+        self._put(spec, index, lambda stream: stream.append(stored))
 
     def close(self) -> None:
-        self._stores.clear()
+        if not self._stream:
+            return
+        stream, leaf = self._stream, encode_leaf(self._file, self._entries)
+        manifest = encode_manifest(self._file, stream.nbytes, len(leaf), self._entries)
         try:
-            self._transaction.commit_async().result()
-        except Exception as error:
-            raise store_error(f"part {self.attempt_id}", "its transaction committed", error) from error
+            stream.append(leaf)
+            stream.close()
+        except OSError as error:
+            raise store_error(f"part {self.attempt_id}", "its data file written", error) from error
+        finish_stored_chunk(_MANIFEST, start_stored_chunk(self._part(), _MANIFEST, manifest, worker_context(), None))
 
     def abort(self) -> None:
-        self._stores.clear()
-        self._transaction.abort()
+        if self._stream:
+            self._stream.abort()
+
+    def _put(self, spec: ArraySpec, index: tuple[int, ...], encode: Callable[[Stream], None]) -> None:
+        try:
+            stream = self._opened()
+            start = stream.nbytes
+            encode(stream)
+        except OSError as error:
+            raise store_error(f"{spec.key} chunk {list(index)}", "the chunk written", error) from error
+        key = spec.chunk_key(index, self.sink.store_format)
+        self._entries.append(Entry(key, start, stream.nbytes - start))
+
+    def _opened(self) -> Stream:
+        if not self._stream:
+            url = "/".join((self.sink.root.rstrip("/"), _PARTS, self.attempt_id, self._file))
+            self._stream = open_stream(url, self.sink.piece_bytes)
+        return self._stream
+
+    def _encoded(self, spec: ArraySpec, index: tuple[int, ...], array: "np.ndarray") -> bytes:
+        """The chunk as TensorStore encodes it, by way of its memory."""
+        memory = {"driver": "memory", "path": f"{self.attempt_id}/"}
+        key = spec.chunk_key(index, self.sink.store_format)
+        store = open_for_writing(array_spec(memory, spec, self.sink.array_metadata(spec)), worker_context(), None)
+        write_chunk(store, spec, index, array, by_reference=True)
+        return take_stored_chunk(memory, key, worker_context())
+
+    def _part(self) -> dict[str, Any]:
+        return below(kvstore(self.sink.root), _PARTS, self.attempt_id)
 
 
 @dataclass(frozen=True)
@@ -102,14 +140,35 @@ class OcdbtSink(Sink):
 
     Attributes:
       beside: values of leaves that are no arrays of the plan, by key: ``finalize`` writes them in the same commit.
+      piece_bytes: what is sent to a bucket at once.
     """
 
     beside: Mapping[str, bytes] = field(default_factory=dict)
+    piece_bytes: int = PIECE_BYTES
     store_format: ClassVar[str] = "ocdbt"
 
+    def prepare(self, arrays: Sequence[ArraySpec]) -> None:
+        super().prepare(arrays)
+        if not is_local(self.root):
+            from pipelines.bucket_stream import require_client
+
+            require_client(self.root)
+
+    @property
+    def encodes_here(self) -> bool:
+        """Whether chunks are encoded piece by piece, and not by TensorStore."""
+        return self.compression == "none" and checksum_is_fast()
+
+    def within(self, worker_memory_bytes: int) -> "OcdbtSink":
+        return replace(self, piece_bytes=piece_within(worker_memory_bytes))
+
     def encoding_bytes(self, part_bytes: Sequence[int]) -> int:
-        """All parts stay encoded until the item's one transaction, which joins them to one value (measured: twice)."""
-        return 2 * sum(part_bytes)
+        """Here an inner chunk is encoded at a time; what TensorStore encodes is whole in its memory, and once more on
+        its way to the file. The open file has buffers besides."""
+        largest, buffers = max(part_bytes, default=0), stream_bytes(self.root, self.piece_bytes)
+        if self.encodes_here:
+            return max(largest, min(largest, INNER_CHUNK_BYTES) + buffers)
+        return 2 * largest + buffers
 
     def array_metadata(self, spec: ArraySpec) -> dict[str, Any]:
         return zarr3_metadata(spec, self.compression, self.crc32c, self.kept.get(spec.key, ""))
@@ -147,14 +206,19 @@ class OcdbtSink(Sink):
         root = _new_database(kvstore(self.root))
         transaction = _new_transaction()
         target = _open_store(root, context).with_transaction(transaction)
-        for winner in winners:
-            part = _database(below(kvstore(self.root), _PARTS, valid_attempt_id(winner)))
-            _open_store(part, context).experimental_copy_range_to(target).result()
+        for start in range(0, len(winners), _MERGED_AT_ONCE):
+            window = winners[start : start + _MERGED_AT_ONCE]
+            copies = [self._part(winner, context).experimental_copy_range_to(target) for winner in window]
+            for copy in copies:
+                _finish_copy(copy)
         specs = [array_spec(root, array, self.array_metadata(array)) for array in arrays]
         write_metadata(arrays, specs, context, transaction)
         for key, value in self.beside.items():
             target.write(key, value).result()
         transaction.commit_async().result()
+
+    def _part(self, winner: str, context: "ts.Context") -> "ts.KvStore":
+        return _open_store(_database(below(kvstore(self.root), _PARTS, valid_attempt_id(winner))), context)
 
     def _keys(self, context: "ts.Context") -> list[str]:
         keys = _open_store(_database(kvstore(self.root)), context).list().result()
@@ -162,11 +226,23 @@ class OcdbtSink(Sink):
 
     def _delete_losers(self, winners: Sequence[str], context: "ts.Context") -> None:
         base = _open_store(kvstore(self.root), context)
-        stored = {key.decode().split("/")[1] for key in base.list(_everything_below(_PARTS)).result()}
+        if is_local(self.root):
+            stored = {path.name for path in Path(self.root, _PARTS).glob("*")}
+        else:
+            stored = {key.decode().split("/")[1] for key in base.list(_everything_below(_PARTS)).result()}
         for loser in sorted(stored - set(winners)):
             base.delete_range(_everything_below(f"{_PARTS}/{loser}")).result()
             if is_local(self.root):
                 shutil.rmtree(Path(self.root, _PARTS, loser), ignore_errors=True)
+
+
+def _finish_copy(copy: "ts.Future") -> None:
+    """Waits for the copy of a part's index; one that is lost or torn shows as missing chunks."""
+    try:
+        copy.result()
+    except Exception as error:
+        if not str(error).startswith(_LOST):
+            raise
 
 
 def read_values(root: str) -> dict[str, bytes]:

@@ -30,7 +30,8 @@ class Fault:
 
     Attributes:
       pattern: which ``METHOD PATH``.
-      status: the answer; 0 breaks the answer's body off half way, -1 the request's (an interrupted upload).
+      status: the answer; 0 breaks the answer's body off half way, -1 the request's (an interrupted upload), -2 flips
+        a bit of the request's.
       times: how many requests.
       after: how many go well before.
     """
@@ -126,9 +127,9 @@ class Gcs:
                 return fault.status
         return None
 
-    def takes_write(self, method: str, path: str) -> bool:
-        """Counts a write; whether it comes late enough after the one before."""
-        name = _written(method, path)
+    def takes_write(self, method: str, path: str, body: bytes = b"") -> bool:
+        """Counts a write; whether it comes late enough after the one before. A resumable one counts when it begins."""
+        name = _written(method, path, body)
         if name is None:
             return True
         with self.lock:
@@ -211,10 +212,12 @@ class _Proxy(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         time.sleep(self.gcs.latency_seconds)
+        if fault == -2:
+            body, fault = bytes([body[0] ^ 1]) + body[1:], None
         if fault:
             self._answer(fault, {"Content-Type": "application/json"}, _error(fault))
             return
-        if not self.gcs.takes_write(self.command, self.path):
+        if not self.gcs.takes_write(self.command, self.path, body):
             self._answer(429, {"Content-Type": "application/json"}, _error(429))
             return
         if answer := self.gcs.xml.answer(self.command, self.path, body):
@@ -293,13 +296,16 @@ class _Proxy(BaseHTTPRequestHandler):
             self.wfile.write(block)
 
 
-def _written(method: str, path: str) -> str | None:
+def _written(method: str, path: str, body: bytes) -> str | None:
     """``bucket/object`` that a request writes."""
     parts = urlsplit(path)
     match = re.fullmatch(r"/upload/storage/v1/b/([^/]+)/o", parts.path)
     if method != "POST" or not match:
         return None
-    return f"{match[1]}/{parse_qs(parts.query).get('name', [''])[0]}"
+    query = parse_qs(parts.query)
+    if query.get("uploadType") == ["resumable"] and "name" not in query:
+        return f"{match[1]}/{json.loads(body)['name']}"
+    return f"{match[1]}/{query.get('name', [''])[0]}"
 
 
 def _precondition(path: str) -> tuple[str, str] | None:
