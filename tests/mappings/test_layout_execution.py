@@ -102,7 +102,7 @@ def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 CHUNKS = st.sampled_from([1, 12, 50, 200, 1 << 20])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(sides(), CHUNKS)
 def test_any_layout_and_its_inverse(case: tuple[dict[str, int], Side, Side], chunk_bytes: int) -> None:
     """Dims in names and shapes on either side, axes merged in any order: stacks, splits, transposes, reshapes."""

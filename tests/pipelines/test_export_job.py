@@ -21,6 +21,7 @@ from pipelines.exporting.run import run_export
 
 INDEX = "model.safetensors.index.json"
 _VARY = ("tensorferry.manifest.json",)
+BUCKET = "exports"
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,10 @@ def files(tmp_path_factory) -> dict[str, bytes]:
 
 @pytest.fixture
 def options(gcs, bucket, files) -> ExportOptions:
+    return options_in(gcs, bucket, files)
+
+
+def options_in(gcs, bucket: str, files: dict[str, bytes]) -> ExportOptions:
     for name, data in {**files, "run/5/commit_success.txt": b"done"}.items():
         gcs.put(bucket, name, data)
     return ExportOptions(f"gs://{bucket}/run", f"gs://{bucket}/hf", shard_bytes=2500)
@@ -95,55 +100,67 @@ class Lost(Exception):
     pass
 
 
-@pytest.fixture
-def left(bucket, options, monkeypatch) -> ExportCommit:
+@pytest.fixture(scope="module")
+def job_and_objects(gcs_server, files) -> tuple[ExportCommit, dict[str, bytes]]:
     """A job whose every file is written, and which is left before its commit."""
-    found = []
+    gcs_server.make_bucket(BUCKET)
+    options, found = options_in(gcs_server, BUCKET, files), []
 
     def lose(self):
         found.append(self)
         raise Lost
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ExportCommit, "__call__", lose)
         patch.setattr(OutputBucket, "close", lambda self: None)
         with pytest.raises(FerryError):
-            export(options, f"gs://{bucket}/out")
-    return found[0]
+            export(options, f"gs://{BUCKET}/out")
+    return found[0], gcs_server.tree(BUCKET, "")
+
+
+@pytest.fixture
+def left(gcs, job_and_objects) -> ExportCommit:
+    """The job, with all its objects as they were left."""
+    job, objects = job_and_objects
+    for name in gcs.names(BUCKET):
+        gcs.delete(BUCKET, name)
+    for name, data in objects.items():
+        gcs.put(BUCKET, name, data)
+    return job
 
 
 def test_what_the_job_carries(left):
     assert ExportCommit.parsed(left.encoded()) == left
 
 
-def test_committed_twice(gcs, bucket, left):
+def test_committed_twice(gcs, left):
     """The second time finds it done, and removes what a second attempt at the work has written."""
     commit(left)
-    assert_published(gcs, bucket, "out")
-    before = gcs.tree(bucket, "out/")
-    gcs.put(bucket, f"out/{STATE}/receipts/model-00001.json", b"{}")
+    assert_published(gcs, BUCKET, "out")
+    before = gcs.tree(BUCKET, "out/")
+    gcs.put(BUCKET, f"out/{STATE}/receipts/model-00001.json", b"{}")
     commit(left)
-    assert gcs.tree(bucket, "out/") == before
+    assert gcs.tree(BUCKET, "out/") == before
 
 
-def test_a_file_that_is_missing(gcs, bucket, left):
-    (name, *_) = (name for name in gcs.names(bucket, "out/") if "00002-of" in name and name.endswith(".safetensors"))
-    gcs.delete(bucket, name)
+def test_a_file_that_is_missing(gcs, left):
+    (name, *_) = (name for name in gcs.names(BUCKET, "out/") if "00002-of" in name and name.endswith(".safetensors"))
+    gcs.delete(BUCKET, name)
     with pytest.raises(FerryError, match="1 files left no receipt"):
         commit(left)
-    assert f"out/{INDEX}" not in gcs.names(bucket)
-    assert f"out/{STATE}/{LOCK_NAME}" not in gcs.names(bucket)
+    assert f"out/{INDEX}" not in gcs.names(BUCKET)
+    assert f"out/{STATE}/{LOCK_NAME}" not in gcs.names(BUCKET)
 
 
-def test_a_source_that_changed(gcs, bucket, left):
-    gcs.put(bucket, "hf/config.json", gcs.get(bucket, "hf/config.json") + b" ")
+def test_a_source_that_changed(gcs, left):
+    gcs.put(BUCKET, "hf/config.json", gcs.get(BUCKET, "hf/config.json") + b" ")
     with pytest.raises(FerryError, match=r"expected the source as planned \(.*Start again from a source at rest"):
         commit(left)
-    assert f"out/{INDEX}" not in gcs.names(bucket)
+    assert f"out/{INDEX}" not in gcs.names(BUCKET)
 
 
-def test_the_sentence_of_the_process(gcs, bucket, left):
-    gcs.delete(bucket, "hf/config.json")
+def test_the_sentence_of_the_process(gcs, left):
+    gcs.delete(BUCKET, "hf/config.json")
     with pytest.raises(FerryError, match=r"The work items are done, and the commit failed: .*config\.json"):
         left()
 

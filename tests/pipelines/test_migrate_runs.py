@@ -228,7 +228,10 @@ def test_killed_while_copying_it_goes_on(small: Path, template: Path, tmp_path: 
     assert not list(output.rglob(".*"))
 
 
-@pytest.mark.parametrize("kill_at", ["publish", "remove commit mark", "remove receipts"])
+# At each step of one commit: test_run_dir.py.
+@pytest.mark.parametrize(
+    "kill_at", ["publish", pytest.param("remove commit mark", marks=pytest.mark.slow), "remove receipts"]
+)
 def test_killed_while_publishing_it_goes_on(small: Path, template: Path, tmp_path: Path, kill_at: str) -> None:
     source, output = run_of(small, tmp_path / "s", *range(1, 6)), tmp_path / "o"
     script = f"KILL_AT = {kill_at!r}\n{AT_PUBLISH}"

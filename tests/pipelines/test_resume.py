@@ -196,14 +196,17 @@ def test_ctrl_c_while_it_starts_is_the_same_sentence(source, tmp_path):
 # What is already there.
 
 
-def test_another_plan_in_the_same_place_is_refused_with_both_digests(source, calm, tmp_path, capfd):
-    kill_at(receipts_reach(tmp_path, 1), source, tmp_path)
+def test_another_plan_in_the_same_place_is_refused_with_both_digests(source, calm, tmp_path, capfd, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("pipelines.run_dir.RunDir.commit", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert main(convert_args(source, tmp_path)) == 1
     digest = json.loads((tmp_path / ".tensorferry-0" / "run.json").read_text())["plan_digest"]
     before = sorted(tmp_path.rglob("*"))
 
     assert main(convert_args(source, tmp_path, "--dtype", "float32")) == 1
 
     told = capfd.readouterr().err
+    assert stock_orbax.steps(tmp_path) == []
     refused = re.search(r"this plan \(digest (\w+)-zarr3-none\); found one of another plan \(digest (\S+)\)", told)
     assert refused
     assert refused[2] == digest
