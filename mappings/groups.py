@@ -81,10 +81,10 @@ def runs(things: Iterable[T], nbytes: Callable[[T], int], aim: int) -> Iterator[
         yield tuple(run)
 
 
-def aim_bytes(total_bytes: int, file_bytes: int = DATA_FILE_BYTES) -> int:
+def aim_bytes(total_bytes: int, file_bytes: int = DATA_FILE_BYTES, least_files: int = LEAST_FILES) -> int:
     """The aim for one data file where so many bytes are written in all.
 
     >>> aim_bytes(10**12), aim_bytes(16_000_000)
     (400000000, 1000000)
     """
-    return max(1, min(file_bytes, total_bytes // LEAST_FILES))
+    return max(1, min(file_bytes, total_bytes // least_files))

@@ -117,6 +117,11 @@ class Sink(ABC):
         after the other, and leaves memory when its write returns."""
         return max(part_bytes, default=0)
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes that an open part takes whatever it writes."""
+        return 0
+
     def within(self, worker_memory_bytes: int) -> "Sink":
         """The sink with buffers that suit a worker's bound."""
         return self

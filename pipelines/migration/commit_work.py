@@ -270,7 +270,7 @@ class CommitWork:
         return {"bytes": 1}
 
     def _result(self, number: int) -> dict[str, Any]:
-        record, items = load_items(self.places.records, number)
+        record, items = load_items(self.places.records, number, self.form.store_format)
         run = self.places.run_dir(record, self.form)
         try:
             if self._is_published(record) or run.open() is RunState.PUBLISHED:

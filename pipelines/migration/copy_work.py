@@ -5,6 +5,8 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pipelines import progress
+from pipelines.bucket_stream import whole_again
 from pipelines.memory import shared_budget
 from pipelines.migration.decode_chunk import decode_chunk
 from pipelines.migration.items import CopyItem, Part, load_items
@@ -12,7 +14,7 @@ from pipelines.migration.places import Form, Places
 from pipelines.migration.reader import ReadFault, StepReader
 from pipelines.migration.record import StepRecord
 from pipelines.regions import Scratch, ScratchPool
-from pipelines.sink import PartWriter
+from pipelines.sink import PartWriter, Sink
 from transforms.digest import digest
 from transforms.dtypes import numpy_dtype
 from transforms.statistics import statistics
@@ -41,13 +43,15 @@ def copy_item(
     Raises:
       ReadFault: the old step cannot be read.
       FerryError: the new one cannot be written.
+      PassingFault: an upload is lost that may succeed when the whole is done again.
     """
-    # All at once: the parts of a group are small, and a bucket takes tens of milliseconds for each.
-    started = [_start(part, reader) for part in item.parts]
     copied = []
-    while started:
-        part = item.parts[len(copied)]
-        copied.append(_copy(part, started.pop(0), reader, writer, scratch, look))
+    for batch in item.batches:
+        # All at once: the parts of a batch are small, and a bucket takes tens of milliseconds for each.
+        started = [_start(part, reader) for part in batch]
+        for part in batch:
+            copied.append(_copy(part, started.pop(0), reader, writer, scratch, look))
+        progress.advance(sum(part.nbytes for part in batch))
     return copied
 
 
@@ -125,21 +129,24 @@ class CopyWork:
         faults = self.places.faults
         if faults.get(str(number)):
             return {"bytes": 0}
-        record, items = load_items(self.places.records, number)
+        record, items = load_items(self.places.records, number, self.form.store_format)
         work = items[item["item"]]
         try:
             pool = _pools.setdefault(self.run_token, ScratchPool(self.worker_memory_bytes // 4))
-            with shared_budget(self.run_token, self.worker_memory_bytes).admit(work.peak_bytes), pool.lend() as scratch:
-                return self._copied(record, work, scratch)
+            sink = self.form.sink(self.places.run_dir(record, self.form), record).within(self.worker_memory_bytes)
+            budget, needed = shared_budget(self.run_token, self.worker_memory_bytes), work.peak_bytes
+            with budget.admit(needed + sink.buffer_bytes), pool.lend() as scratch:
+                return whole_again(work.id, lambda: self._copied(record, work, sink, scratch))
         except ReadFault as fault:
             faults.add(str(number), {"sentence": str(fault)})
             return {"bytes": 0}
 
-    def _copied(self, record: StepRecord, item: CopyItem, scratch: Scratch) -> dict[str, Any]:
+    def _copied(self, record: StepRecord, item: CopyItem, sink: Sink, scratch: Scratch) -> dict[str, Any]:
+        progress.begin()
         started = time.perf_counter()
         run = self.places.run_dir(record, self.form)
         attempt = f"{item.id}-{uuid.uuid4().hex[:8]}"
-        with self.form.sink(run, record).open_part(attempt) as writer:
+        with sink.open_part(attempt) as writer:
             reader = StepReader(self.source, record.path, self.run_token)
             parts = copy_item(item, reader, writer, scratch, self.form.look)
         seconds = round(time.perf_counter() - started, 4)

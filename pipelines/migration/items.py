@@ -1,15 +1,19 @@
-"""Copy items: a big chunk alone, or many small ones of the same step together."""
+"""Copy items: a big chunk alone, or many small ones of the same step together; several of those for one data file."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
+from mappings.groups import aim_bytes, runs
 from pipelines.migration.arrays import ArrayPlan
 from pipelines.migration.record import StepRecord
 from transforms.dtypes import numpy_dtype
 
 GROUP_BYTES = 16 << 20
 GROUP_PARTS = 256
+# Steps are many, so one of them need not keep all workers busy.
+LEAST_FILES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,31 +42,49 @@ class CopyItem:
     """What one work item copies.
 
     Attributes:
-      number: its place among the step's items; its receipt carries it.
-      parts: the chunks.
+      number: its place among the step's items.
+      first: the place of its first batch among all batches of the step.
+      batches: chunks that are read together; one batch, or all that go into a data file.
     """
 
     number: int
-    parts: tuple[Part, ...]
+    first: int
+    batches: tuple[tuple[Part, ...], ...]
 
     @property
     def id(self) -> str:
-        return f"{self.number:06d}"
+        """Its receipt carries it; tells which batches."""
+        last = self.first + len(self.batches) - 1
+        return f"{self.first:06d}" if last == self.first else f"{self.first:06d}-{last:06d}"
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The chunks."""
+        return tuple(part for batch in self.batches for part in batch)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all values."""
-        return sum(part.nbytes for part in self.parts)
+        return sum(map(_nbytes, self.batches))
 
     @property
     def peak_bytes(self) -> int:
-        """Most tensor bytes held at once: what is read, its values, and all that a transaction may hold back."""
-        return self.nbytes + 2 * max(part.array.spec.chunk_bytes for part in self.parts)
+        """Most tensor bytes held at once: what is read, and the largest chunk's values and encoding."""
+        return max(_nbytes(batch) + 2 * max(part.array.spec.chunk_bytes for part in batch) for batch in self.batches)
 
 
-def copy_items(record: StepRecord) -> list[CopyItem]:
-    """The step's work, always cut in the same way."""
-    return [CopyItem(number, parts) for number, parts in enumerate(_groups(record))]
+def _nbytes(batch: tuple[Part, ...]) -> int:
+    return sum(part.nbytes for part in batch)
+
+
+def copy_items(record: StepRecord, store_format: str) -> list[CopyItem]:
+    """The step's work, always cut in the same way; of ``ocdbt``, an item is a data file."""
+    batches = list(_groups(record))
+    together = [(batch,) for batch in batches]
+    if store_format == "ocdbt":
+        together = list(runs(batches, _nbytes, aim_bytes(sum(map(_nbytes, batches)), least_files=LEAST_FILES)))
+    starts = accumulate(map(len, together), initial=0)
+    return [CopyItem(number, first, some) for number, (first, some) in enumerate(zip(starts, together, strict=False))]
 
 
 def _groups(record: StepRecord) -> Iterator[tuple[Part, ...]]:
@@ -81,7 +103,7 @@ def _groups(record: StepRecord) -> Iterator[tuple[Part, ...]]:
 
 
 @lru_cache(maxsize=16)
-def load_items(folder: str, number: int) -> tuple[StepRecord, list[CopyItem]]:
+def load_items(folder: str, number: int, store_format: str) -> tuple[StepRecord, list[CopyItem]]:
     """A record and its items, as workers need them: several items of a step in a row."""
     record = StepRecord.load(folder, number)
-    return record, copy_items(record)
+    return record, copy_items(record, store_format)

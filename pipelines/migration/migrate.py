@@ -189,7 +189,7 @@ class _Migration:
                 continue
             record = self._record(number)
             receipts = self.places.run_dir(record, self.options.form).receipts.finished()
-            for item in copy_items(record):
+            for item in copy_items(record, self.options.form.store_format):
                 if is_whole(receipts.get(item.id), item):
                     before = before.plus(Done(item.nbytes, 1))
                 else:

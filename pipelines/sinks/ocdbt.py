@@ -159,16 +159,20 @@ class OcdbtSink(Sink):
         """Whether chunks are encoded piece by piece, and not by TensorStore."""
         return self.compression == "none" and checksum_is_fast()
 
+    @property
+    def buffer_bytes(self) -> int:
+        return stream_bytes(self.root, self.piece_bytes)
+
     def within(self, worker_memory_bytes: int) -> "OcdbtSink":
         return replace(self, piece_bytes=piece_within(worker_memory_bytes))
 
     def encoding_bytes(self, part_bytes: Sequence[int]) -> int:
         """Here an inner chunk is encoded at a time; what TensorStore encodes is whole in its memory, and once more on
         its way to the file. The open file has buffers besides."""
-        largest, buffers = max(part_bytes, default=0), stream_bytes(self.root, self.piece_bytes)
+        largest = max(part_bytes, default=0)
         if self.encodes_here:
-            return max(largest, min(largest, INNER_CHUNK_BYTES) + buffers)
-        return 2 * largest + buffers
+            return max(largest, min(largest, INNER_CHUNK_BYTES) + self.buffer_bytes)
+        return 2 * largest + self.buffer_bytes
 
     def array_metadata(self, spec: ArraySpec) -> dict[str, Any]:
         return zarr3_metadata(spec, self.compression, self.crc32c, self.kept.get(spec.key, ""))

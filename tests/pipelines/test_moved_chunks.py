@@ -17,7 +17,7 @@ from mappings.tunix.tree import ItemTree, Key, Leaf, dict_path
 from pipelines.chunk_codecs import chunk_codecs
 from pipelines.migration.arrays import ArrayPlan, plan_array
 from pipelines.migration.decode_chunk import decode_chunk
-from pipelines.migration.items import GROUP_BYTES, copy_items
+from pipelines.migration.items import GROUP_BYTES, LEAST_FILES, copy_items
 from pipelines.migration.reader import ReadFault, StepReader
 from pipelines.migration.record import StepRecord
 from pipelines.migration.tree import nested
@@ -142,7 +142,13 @@ def test_every_chunk_is_in_exactly_one_item(sizes: list[tuple[int, int]]) -> Non
         path = dict_path("params", f"a{number}")
         names = tuple(key.name for key in path)
         arrays.append(ArrayPlan(path, ArraySpec(names, "float32", (chunks, length), (1, length), (1, length))))
-    items = copy_items(StepRecord(FOUND, "planned", arrays=tuple(arrays)))
+    record = StepRecord(FOUND, "planned", arrays=tuple(arrays))
+    items, files = copy_items(record, "zarr3"), copy_items(record, "ocdbt")
+    assert [batch for file in files for batch in file.batches] == [item.batches[0] for item in items]
+    assert [file.first for file in files] == list(
+        itertools.accumulate((len(file.batches) for file in files[:-1]), initial=0)
+    )
+    assert len({file.id for file in files}) == len(files) <= 2 * LEAST_FILES
     found = [(part.array.spec.key, part.index) for item in items for part in item.parts]
     assert found == [(array.spec.key, index) for array in arrays for index in array.spec.indices()]
     assert all(item.nbytes <= GROUP_BYTES or len(item.parts) == 1 for item in items)
