@@ -105,8 +105,10 @@ class Dims:
 
     def label(self, word: str, at: Mapping[str, int]) -> int | str:
         """The label of an index word at given positions of its dims."""
-        atoms = self.atoms_of(word)
-        labels = [self._labels(atom)[at[atom]] for atom in atoms]
+        dim = self._dims[word]
+        if isinstance(dim, Index):
+            return dim.labels[at[word]]
+        labels = [self._labels(atom)[at[atom]] for atom in self.atoms_of(word)]
         return labels[0] if len(labels) == 1 else sum(int(label) for label in labels)
 
     def position(self, word: str, at: Mapping[str, int]) -> int:

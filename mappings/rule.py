@@ -26,6 +26,13 @@ class Template:
     def words(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(match.group(1) for match in _FIELD.finditer(self.text)))
 
+    @cached_property
+    def _form(self) -> tuple[str, list[tuple[str, str | None]]]:
+        """The name with ``%s`` for each index word, and the words, each with its ``.pos`` or None."""
+        split = _FIELD.split(self.text)
+        literals = [literal.replace("%", "%%") for literal in split[::3]]
+        return "%s".join(literals), list(zip(split[1::3], split[2::3], strict=True))
+
     def atoms(self, dims: Dims) -> tuple[str, ...]:
         """The dims that this name enumerates, in order of appearance."""
         return tuple(atom for word in self.words for atom in dims.atoms_of(word))
@@ -33,11 +40,9 @@ class Template:
     def fill(self, dims: Dims, at: Mapping[str, int]) -> str:
         """The concrete name at given positions of its dims."""
 
-        def value(match: re.Match[str]) -> str:
-            word, position = match.groups()
-            return str(dims.position(word, at) if position else dims.label(word, at))
-
-        return _FIELD.sub(value, self.text) if "{" in self.text else self.text
+        # A plan fills names by the hundred thousand.
+        form, fields = self._form
+        return form % tuple([dims.position(word, at) if mark else dims.label(word, at) for word, mark in fields])
 
     def fixed(self, dims: Dims, at: Mapping[str, int]) -> "Template":
         """The name with those of its words filled in whose dims all have a position."""
