@@ -54,6 +54,7 @@ class Outcome:
       redone_items: work items done in this run.
       kept_items: work items found finished.
       peak_rss_bytes: largest resident set of a worker process.
+      all_items: work items in all; for ``ocdbt`` one is a data file.
     """
 
     conversion: Conversion
@@ -62,6 +63,7 @@ class Outcome:
     redone_items: int
     kept_items: int
     peak_rss_bytes: int
+    all_items: int
 
 
 def convert(options: ConversionOptions, output: OutputOptions, say: Say) -> Outcome:
@@ -125,7 +127,7 @@ class _Conversion:
         self.conversion, self.plan = conversion, conversion.plan
         self.options, self.output, self.run, self.say = options, output, run, say
         sink = open_sink(run.item_root, output.store_format, output.compression)
-        self.units = Units(self.plan, output.store_format, output.data_file_bytes)
+        self.units = Units(self.plan, output.store_format)
         self.sink = sink.within(options.target.worker_memory_bytes)
         self.specs = [array.spec for array in self.plan.arrays]
         # Work item id to receipt, as last read: in a bucket, reading them all takes a while.
@@ -159,8 +161,8 @@ class _Conversion:
 
         told = f"{self.output.output}/{_SETTINGS}"
         settings = told if self.is_committed else self.run.write_beside(_SETTINGS, write)
-        items = self.done_items, self.kept_items
-        return Outcome(self.conversion, str(self.run.published), settings, *items, self.peak_rss_bytes)
+        counts = self.done_items, self.kept_items, self.peak_rss_bytes, self.units.count
+        return Outcome(self.conversion, str(self.run.published), settings, *counts)
 
     def _ferry(self, first: bool) -> None:
         self.receipts = self.run.receipts.finished()

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from mappings.groups import DATA_FILE_BYTES
 from mappings.problems import FerryError, Problem
 from pipelines.beam_args import choose_engine
 from pipelines.kvstores import is_local
@@ -21,7 +20,6 @@ class OutputOptions:
       commit_in_job: let the job's last step commit; always so where this process does not wait for the job.
       beam_args: Beam's options.
       progress_seconds: time between lines of progress where there is no terminal.
-      data_file_bytes: aim for one data file of ``ocdbt``.
     """
 
     output: str
@@ -32,7 +30,6 @@ class OutputOptions:
     progress_seconds: float = 5.0
     take_over: bool = False
     commit_in_job: bool = False
-    data_file_bytes: int = DATA_FILE_BYTES
 
     @property
     def job_commits(self) -> bool:

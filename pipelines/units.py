@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from mappings.groups import DATA_FILE_BYTES, Group, grouped
+from mappings.groups import Group, grouped
 from mappings.plan import Plan
 from mappings.work import WorkItem
 
@@ -19,12 +19,10 @@ class Units:
     Attributes:
       plan: what will be done.
       store_format: ``ocdbt`` groups.
-      file_bytes: aim for one data file of ``ocdbt``.
     """
 
     plan: Plan
     store_format: str
-    file_bytes: int = DATA_FILE_BYTES
 
     @property
     def are_groups(self) -> bool:
@@ -39,7 +37,7 @@ class Units:
     def __iter__(self) -> Iterator[Unit]:
         if not self.are_groups:
             return self.plan.items()
-        return grouped(self.plan.items(), self.plan.totals.write_bytes, self.file_bytes)
+        return grouped(self.plan.items(), self.plan.totals.write_bytes)
 
     def attempts(self, receipts: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """The attempts that count, of which every unit has one. Data files that an earlier version of the program

@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--format", default="zarr3", choices=("zarr3", "ocdbt", "zarr2"),
-        help="zarr3 (default): one object per chunk; ocdbt: Orbax's default form; zarr2: for Pathways",
+        help="zarr3 (default): one object per chunk; ocdbt: Orbax's default form, in files of about 400 MB; zarr2: for "
+        "Pathways",
     )  # fmt: skip
     parser.add_argument("--compression", default="none", choices=("none", "zstd1"), help="of inner chunks")
     parser.add_argument(
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace, beam_args: Sequence[str]) -> int:
     if outcome.conversion.merge:
         print(*outcome.conversion.merge.notes(), sep="\n")
     if outcome.kept_items:
-        print(f"{outcome.kept_items:,} of {totals.work_items:,} work items were finished by an earlier run")
+        print(f"{outcome.kept_items:,} of {outcome.all_items:,} work items were finished by an earlier run")
     print(f"MaxText settings: {outcome.settings}")
     loads = "lora.lora_restore_path" if outcome.conversion.lora else "load_parameters_path"
     print(f"  {overrides(plan.family, plan.options)} {loads}={outcome.step}/items")

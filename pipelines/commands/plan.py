@@ -15,6 +15,7 @@ EPILOG = """\
 examples:
   tensorferry plan --source Llama-3.1-8B
   tensorferry plan --source Llama-3.1-8B --no-scan-layers --dtype float32 --json plan.json
+  tensorferry plan --source Llama-3.1-8B --format ocdbt
   tensorferry plan --source Llama-3.1-8B --lora my-adapter
   tensorferry plan --source checkpoints/llama --config Llama-3.1-8B
 
@@ -28,6 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_repository_arguments(parser, required=False)
     # What was not asked for is found from the source, when that is an Orbax checkpoint.
     parser.set_defaults(dtype=None, scan_layers=None)
+    parser.add_argument(
+        "--format", default="zarr3", choices=("zarr3", "ocdbt", "zarr2"),
+        help="what convert will write (default zarr3): ocdbt has data files of about 400 MB",
+    )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="also write the plan as JSON, - for standard output")
 
 
@@ -38,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from mappings.plan import plan_json
     from mappings.report import plan_text
     from pipelines.planning import plan_conversion
+    from pipelines.units import Units
 
     args.scan_layers = args.scan_layers is not False
     conversion = plan_conversion(conversion_options(args))
@@ -51,7 +57,11 @@ def run(args: argparse.Namespace) -> int:
                 file.write(text + "\n")
     print(plan_text(plan), end="", file=sys.stderr if args.json == "-" else sys.stdout)
     if not plan.problems:
-        print(f"on Dataflow    {_recommended(plan)}", file=sys.stderr if args.json == "-" else sys.stdout)
+        units = Units(plan, args.format)
+        shown = [f"on Dataflow    {_recommended(plan, units.count)}"]
+        if units.are_groups:
+            shown.insert(0, f"data files     {units.count:>20,}  each one work item, with a manifest beside it")
+        print(*shown, sep="\n", file=sys.stderr if args.json == "-" else sys.stdout)
     _print_notes(conversion)
     return 2 if plan.problems else 0
 
@@ -62,12 +72,11 @@ def _show_export(args: argparse.Namespace) -> int:
     return show_plan(export_options(args), args.json or "")
 
 
-def _recommended(plan) -> str:
+def _recommended(plan, units: int) -> str:
     """What a cluster needs for the plan, as Beam options; convert takes the same when they are not given."""
-    from mappings.resources import recommend
+    from pipelines.cluster_args import plan_resources
 
-    totals, memory_bytes = plan.totals, plan.options.worker_memory_bytes
-    found = recommend(totals.read_bytes, totals.write_bytes, totals.work_items, totals.largest_item_bytes, memory_bytes)
+    found = plan_resources(plan, units)
     return f"{' '.join(found.beam_args())}  (about {math.ceil(found.seconds / 60)} minutes)"
 
 

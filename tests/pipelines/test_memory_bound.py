@@ -36,7 +36,8 @@ def watch(name, peak, done):
     while not done.wait(0.002):
         peak[0] = max(peak[0], status(name))
 
-warm_up, command, allowed_bytes = json.loads(sys.argv[1])
+warm_up, command, allowed_bytes, first = json.loads(sys.argv[1])
+exec(first)
 for args in warm_up:
     assert main(args) == 0
 limit = status("VmData") + allowed_bytes
@@ -66,9 +67,9 @@ def small(tmp_path_factory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("small"), llama_config(), llama_tensors())
 
 
-def limited(warm_up: list[list[str]], command: list[str], allowed_bytes: int) -> tuple[dict, str]:
+def limited(warm_up: list[list[str]], command: list[str], allowed_bytes: int, first: str = "") -> tuple[dict, str]:
     """The report of a process, empty when it did not live to give one, and what it said."""
-    argument = json.dumps([warm_up, command, allowed_bytes])
+    argument = json.dumps([warm_up, command, allowed_bytes, first])
     # The limit counts whole stacks, used or not: by default 8 MiB for each new thread.
     words = ["sh", "-c", f'ulimit -s {STACK >> 10}; exec "$@"', "sh", sys.executable, "-c", LIMITED, argument]
     surroundings = environment(MALLOC_ARENA_MAX="1")
@@ -94,6 +95,21 @@ def test_an_array_larger_than_the_bound_passes_under_a_limit_of_the_kernel(conve
     _, report, said = converted
     assert report.get("code") == 0, said
     assert report["grown"] < BOUND + SLACK
+
+
+# So little data would go into sixteen files.
+_ONE_FILE = "from pipelines import units; units.grouped = lambda items, total_bytes: iter([units.Group(tuple(items))])"
+
+
+def test_a_data_file_of_ocdbt_far_larger_than_the_bound_passes_as_well(source, small, tmp_path):
+    """One file of both large arrays, three times what the kernel allows: it is nowhere in memory as a whole."""
+    warm_up = [convert(small, tmp_path / "small", BOUND, "--format", "ocdbt")]
+    command = convert(source, tmp_path / "big", BOUND, "--format", "ocdbt")
+    report, said = limited(warm_up, command, BOUND + SLACK, _ONE_FILE)
+    assert report.get("code") == 0, said
+    assert report["grown"] < BOUND + SLACK
+    (file,) = (tmp_path / "big" / "0/items/parts").glob("*/d/*")
+    assert file.stat().st_size > 2 * LARGEST > 2.9 * (BOUND + SLACK)
 
 
 def test_the_limit_stops_a_run_with_too_wide_a_bound(source, small, tmp_path):

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from mappings.problems import FerryError
+from pipelines import progress
 from pipelines.progress import (
     Done,
     ProgressMonitor,
@@ -38,6 +39,24 @@ def test_slots_of_threads_and_processes_add_up(tmp_path):
 
     assert read_slots(str(tmp_path)) == Done(4 * 15 + 1_000_000_000_000, 4 * 3 + 6)
     assert {path.stat().st_size for path in tmp_path.iterdir()} == {64}
+
+
+def test_what_is_done_of_an_item_counts_before_it_is_finished_and_once(tmp_path):
+    slot, seen = Slot(str(tmp_path)), []
+    progress.advance(1000)  # nobody counts
+    with slot.counting():
+        for attempt in ((30, 30), (30, 50, 20)):
+            progress.begin()
+            for nbytes in attempt:
+                progress.advance(nbytes)
+                seen.append(read_slots(str(tmp_path)).nbytes)
+        slot.finish(100)
+        progress.begin()
+        progress.advance(7)
+        slot.finish(5)
+    progress.advance(1000)
+    assert seen == [30, 60, 30, 80, 100]
+    assert read_slots(str(tmp_path)) == Done(105, 2)
 
 
 def test_a_directory_that_is_not_there_counts_nothing_and_is_not_made(tmp_path):
