@@ -64,7 +64,7 @@ def test_the_objects_are_those_of_a_local_run(gcs, bucket, source, tmp_path):
     assert there["0/commit_success.txt"].decode().endswith(f"gs://{bucket}/runs/a/0")
 
 
-@pytest.mark.parametrize("store_format", [*SLOW_OCDBT, SLOW_ZARR2[-1]])
+@pytest.mark.parametrize("store_format", SLOW_ZARR2)
 def test_every_command_with_buckets_at_both_ends(gcs, bucket, store_format, capsys):
     pytest.importorskip("gcsfs", reason="stock Orbax reads buckets with it")
     gcs.put_all(bucket, "m", tiny_llama.files())

@@ -13,21 +13,22 @@ distributed = pytest.importorskip("distributed", reason="needs apache-beam[dask]
 pytest.importorskip("gcsfs", reason="stock Orbax reads buckets with it")
 
 
-@pytest.fixture
-def dask(gcs, monkeypatch):
+@pytest.fixture(scope="module")
+def dask(gcs_server):
     """Beam options of a cluster of two processes that know the emulator from their environment."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None)
+    with cluster:
         yield ["--runner=DaskRunner", f"--dask_client_address={cluster.scheduler_address}"]
 
 
-@pytest.mark.slow
 def test_convert_and_verify(gcs, bucket, dask, monkeypatch, capsys):
     monkeypatch.setattr(items, "MAX_GROUPED_PARTS", 2)
     gcs.put_all(bucket, "m", tiny_llama.files())
     gcs.latency_seconds = 0.02
     places = ["--source", f"gs://{bucket}/m", "--output", f"gs://{bucket}/out"]
-    assert main(["convert", *places, "--chunk-bytes", "400", "--progress-seconds", "0.1", *dask]) == 0
+    assert main(["convert", *places, "--chunk-bytes", "1000", "--progress-seconds", "0.1", *dask]) == 0
     told = re.findall(r", (\d+) of (\d+) work items", capsys.readouterr().err)
     counts, totals = [int(done) for done, _ in told], {total for _, total in told}
     assert len(totals) == 1
@@ -42,7 +43,6 @@ def test_convert_and_verify(gcs, bucket, dask, monkeypatch, capsys):
     assert gcs.names(bucket) == before, "something was left behind"
 
 
-@pytest.mark.slow
 def test_verify_tells_what_a_worker_elsewhere_found_and_leaves_nothing(gcs, bucket, dask, capsys):
     gcs.put_all(bucket, "m", tiny_llama.files())
     places = ["--source", f"gs://{bucket}/m", "--output", f"gs://{bucket}/out"]

@@ -71,7 +71,6 @@ def test_the_last_step_of_the_job_commits(gcs, bucket, options, monkeypatch):
     assert json.loads(there["tensorferry.manifest.json"])["options"]["step"] == 5
 
 
-@pytest.mark.slow
 def test_a_template_alone_yields_an_export(gcs, bucket, options, tmp_path, monkeypatch, capsys):
     """The staged graph of a launcher that is gone, run without it; it replaces an earlier export."""
     pytest.importorskip("google.cloud.dataflow_v1beta3", reason="needs apache-beam[gcp]")

@@ -160,7 +160,6 @@ def test_pieces_of_huge_files_are_larger() -> None:
     assert 10_000 * piece_bytes(3 << 40) >= 3 << 40
 
 
-@pytest.mark.slow
 def test_dataflow_gets_a_job_of_files(gcs, bucket, item, repository, tmp_path, capsys):
     """Each line of the work is a file; the job is built and not run."""
     pytest.importorskip("google.cloud.dataflow_v1beta3", reason="needs apache-beam[gcp]")

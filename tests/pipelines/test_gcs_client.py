@@ -91,7 +91,6 @@ def test_marks_and_records(gcs, shared, places):
     assert not list(shared.list_blobs(prefix="whole/.tensorferry"))
 
 
-@pytest.mark.slow
 def test_verify_sees_what_the_client_changes(gcs, shared, places, capsys):
     pytest.importorskip("gcsfs", reason="stock Orbax reads buckets with it")
     blob = shared.blob("whole/0/items/params.params.decoder.decoder_norm.scale/0")

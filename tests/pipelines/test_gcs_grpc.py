@@ -93,7 +93,6 @@ def test_convert_and_verify(gcs, grpc_gcs, bucket, monkeypatch, capsys, store_fo
     assert "params.params.decoder.logits_dense.kernel" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_a_job_takes_it_to_its_workers_and_to_its_commit(gcs, grpc_gcs, bucket):
     """Processes of their own, which know it from the job."""
     gcs.put_all(bucket, "m", tiny_llama.files())

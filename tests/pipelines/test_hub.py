@@ -280,7 +280,6 @@ def test_a_branch_that_moves_during_the_run_does_not_matter(hub, tmp_path, monke
     assert not verify(f"hf://org/m@{commit}", str(tmp_path / "o")).differences
 
 
-@pytest.mark.slow
 def test_another_commit_does_not_continue_a_run(hub, tmp_path):
     first = hub.add("org/m", tiny_llama.files())
     hub.fail("cdn GET .*00002", 403, times=9, after=1)

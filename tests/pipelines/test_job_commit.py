@@ -49,7 +49,6 @@ def never(*_):
 
 @pytest.mark.usefixtures("small_items")
 @pytest.mark.parametrize("store_format", ["zarr3", pytest.param("ocdbt", marks=pytest.mark.slow)])
-@pytest.mark.slow
 def test_the_last_step_of_the_job_commits(gcs, bucket, options, monkeypatch, store_format):
     convert(options, OutputOptions(f"gs://{bucket}/a", store_format), print)
     wanted = gcs.tree(bucket, "a/")

@@ -35,7 +35,6 @@ def verify(source: str, output: str, *args: str) -> int:
     return main(["verify", "--source", source, "--output", output, *args])
 
 
-@pytest.mark.slow
 def test_the_objects_are_those_of_a_local_run(
     gcs: Any, bucket: str, samples: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -114,7 +113,6 @@ def test_in_place_in_a_bucket_is_refused(gcs: Any, bucket: str, capsys: Any) -> 
     assert "The source is never touched" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_another_migration_into_the_same_place_is_refused(
     gcs: Any, bucket: str, samples: Path, tmp_path: Path, capsys: Any
 ) -> None:
