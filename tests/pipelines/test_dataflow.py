@@ -8,7 +8,8 @@ import tiny_llama
 
 from mappings.resources import recommend
 from pipelines.cli import main
-from pipelines.cluster_args import complete_args, pinned
+from pipelines.cluster_args import complete_args, pinned, plan_resources
+from pipelines.planning import ConversionOptions, plan_conversion
 from pipelines.runner import OnlyBuilt, RunOptions, run_items
 
 pytest.importorskip("google.cloud.dataflow_v1beta3", reason="needs apache-beam[gcp]")
@@ -31,6 +32,19 @@ def dataflow_args(bucket: str, *more: str) -> tuple[str, ...]:
             f"--temp_location=gs://{bucket}/tmp", *more)  # fmt: skip
 
 
+def parsed(graph: bytes):
+    from apache_beam.portability.api import beam_runner_api_pb2
+
+    return beam_runner_api_pb2.Pipeline.FromString(graph)
+
+
+def memory_hints(pipeline) -> set[bytes]:
+    """Bytes of memory that the environments of a graph ask for."""
+    environments = pipeline.components.environments.values()
+    hints = (hint for environment in environments for hint in environment.resource_hints.items())
+    return {value for urn, value in hints if urn.endswith("min_ram_bytes:v1")}
+
+
 class Nothing:
     def setup(self) -> None:
         pass
@@ -51,8 +65,9 @@ def test_a_plan_of_250_000_tensors_is_a_small_job(gcs, bucket, tmp_path):
     with pytest.raises(OnlyBuilt, match="built and not run"):
         run_items(f"gs://{bucket}/plan/items.jsonl", [1] * count, Nothing(), options)
     assert job_file.stat().st_size < 200_000
-    staged = [gcs.get(bucket, name) for name in gcs.names(bucket, "tmp") if name.endswith("pipeline.pb")]
-    assert [len(one) < 200_000 for one in staged] == [True]
+    (graph,) = (gcs.get(bucket, name) for name in gcs.names(bucket, "tmp") if name.endswith("pipeline.pb"))
+    assert len(graph) < 200_000
+    assert memory_hints(parsed(graph)) == {b"3221225472"}
     environment = json.loads(job_file.read_text())["environment"]
     (pool,) = environment["workerPools"]
     assert pool["machineType"] == RESOURCES.machine_type == "n2-standard-8"
@@ -104,11 +119,35 @@ def test_convert_builds_a_job_from_a_clone(gcs, bucket, tmp_path, capsys, monkey
     assert main([*arguments, "--take-over"]) == 0
 
 
-def test_dry_run(gcs, bucket, capsys):
+@pytest.fixture
+def jobs(monkeypatch) -> list:
+    """What Beam makes of each job: its options and its graph."""
+    from apache_beam.runners.dataflow.internal import apiclient
+
+    made, real = [], apiclient.Job.__init__
+
+    def init(self, options, graph):
+        made.append((options.get_all_options(), graph))
+        real(self, options, graph)
+
+    monkeypatch.setattr(apiclient.Job, "__init__", init)
+    return made
+
+
+def test_dry_run(gcs, bucket, capsys, jobs):
+    """Nothing is submitted, and the job is the one that the plan asks for."""
     gcs.put_all(bucket, "m", tiny_llama.files())
     args = dataflow_args(bucket, "--dry_run=True", f"--sdk_container_image={IMAGE}")
     assert main(["convert", "--source", f"gs://{bucket}/m", "--output", f"gs://{bucket}/out", *args]) == 0
     assert "The job was built and not run" in capsys.readouterr().err
+    ((options, graph),) = jobs
+    wanted = plan_resources(plan_conversion(ConversionOptions(f"gs://{bucket}/m")).plan)
+    assert (options["machine_type"], options["num_workers"]) == (wanted.machine_type, wanted.workers)
+    assert options["number_of_worker_harness_threads"] == wanted.threads
+    assert (options["autoscaling_algorithm"], options["max_num_workers"]) == ("THROUGHPUT_BASED", wanted.workers)
+    assert options["sdk_container_image"] == IMAGE
+    assert memory_hints(graph) == {b"%d" % (-(-wanted.memory_bytes // 2**30) * 2**30)}
+    assert graph.ByteSize() < 200_000
 
 
 def test_a_missing_option_is_a_sentence(gcs, bucket, capsys):
@@ -135,4 +174,6 @@ def test_a_local_output_is_out_of_reach_of_dataflow(gcs, bucket, tmp_path, capsy
 def test_plan_recommends(gcs, bucket, capsys):
     gcs.put_all(bucket, "m", tiny_llama.files())
     assert main(["plan", "--source", f"gs://{bucket}/m"]) == 0
-    assert "on Dataflow    --machine_type=n2-standard-4 --num_workers=1" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "on Dataflow    --machine_type=n2-standard-4 --num_workers=1" in told
+    assert " --number_of_worker_harness_threads=" in told
