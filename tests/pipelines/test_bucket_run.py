@@ -154,6 +154,21 @@ def test_uploads_that_fail_for_a_while(gcs, bucket, source, tmp_path, statuses):
     assert not any(fault.times for fault in gcs.faults)
 
 
+def test_bursts_that_hit_whatever_comes(gcs, bucket, capsys):
+    """Two requests of every seventy, whatever they ask for, from the first listing to the last removal."""
+    pytest.importorskip("gcsfs", reason="stock Orbax reads buckets with it")
+    gcs.put_all(bucket, "m", tiny_llama.files())
+    places = ["--source", f"gs://{bucket}/m", "--output", f"gs://{bucket}/out"]
+    for number in range(20):
+        gcs.fail("", (429, 503)[number % 2], times=2, after=10 + 70 * number)
+    assert main(["convert", *places, "--chunk-bytes", "1500"]) == 0
+    assert len([fault for fault in gcs.faults if not fault.times]) > 1
+    gcs.faults.clear()
+    assert gcs.names(bucket, "out/.tensorferry-0/") == []
+    assert main(["verify", *places]) == 0
+    assert "no difference" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("pattern", "sentence"),
     [
