@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,18 +19,25 @@ from pipelines.assemble import Load, assemble
 from pipelines.bucket_receipts import BucketReceipts
 from pipelines.bucket_stream import whole_again
 from pipelines.byte_source import ByteSource
+from pipelines.cluster_args import NETWORK_THREADS
 from pipelines.decode_region import decode_region
+from pipelines.kvstores import is_local
 from pipelines.lora_source import open_with_adapter
 from pipelines.memory import shared_budget
 from pipelines.receipts import Receipts
 from pipelines.regions import Scratch, ScratchPool, box_shape, read_box
-from pipelines.sink import PartWriter, Sink
+from pipelines.sink import Sink
+from pipelines.stagger import shared_stagger
 from transforms.digest import digest
 from transforms.dtypes import numpy_dtype
 from transforms.statistics import statistics
 
 _ALIGNMENT = 64
 _pools: dict[str, ScratchPool] = {}
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 def load_region(source: ByteSource, scratch: Scratch) -> Load:
@@ -68,7 +76,9 @@ def reading(source: ByteSource, scratch: Scratch) -> Callable[[str, StoredTensor
     return read
 
 
-def ferry(item: WorkItem | Group, source: ByteSource, sink: Sink, scratch: Scratch) -> dict[str, Any]:
+def ferry(
+    item: WorkItem | Group, source: ByteSource, sink: Sink, scratch: Scratch, has_read: Callable[[], None] = _nothing
+) -> dict[str, Any]:
     """Does one work item, or those of a group one after another.
 
     Args:
@@ -76,6 +86,7 @@ def ferry(item: WorkItem | Group, source: ByteSource, sink: Sink, scratch: Scrat
       source: the checkpoint's files.
       sink: takes whole chunks.
       scratch: memory to use again.
+      has_read: called before a work item is written.
 
     Returns:
       The receipt: per part its array, grid index, digest and statistics; bytes read and written; seconds.
@@ -90,7 +101,9 @@ def ferry(item: WorkItem | Group, source: ByteSource, sink: Sink, scratch: Scrat
     progress.begin()
     with sink.open_part(attempt) as writer:
         for one in _items(item):
-            parts += _write_item(one, source, writer, scratch)
+            arrays = assemble(one, load_region(source, scratch), part_buffers(one, scratch))
+            has_read()
+            parts += [_part_receipt(part, array, writer.write) for part, array in zip(one.parts, arrays, strict=True)]
             progress.advance(one.write_bytes)
     return {
         "item": item.id,
@@ -104,12 +117,6 @@ def ferry(item: WorkItem | Group, source: ByteSource, sink: Sink, scratch: Scrat
 
 def _items(item: WorkItem | Group) -> tuple[WorkItem, ...]:
     return item.items if isinstance(item, Group) else (item,)
-
-
-def _write_item(item: WorkItem, source: ByteSource, writer: PartWriter, scratch: Scratch) -> list[dict[str, Any]]:
-    """Reads and writes one work item; what the receipt tells of its parts."""
-    arrays = assemble(item, load_region(source, scratch), part_buffers(item, scratch))
-    return [_part_receipt(part, array, writer.write) for part, array in zip(item.parts, arrays, strict=True)]
 
 
 def held_bytes(item: WorkItem | Group, sink: Sink) -> int:
@@ -167,8 +174,16 @@ class FerryWork:
         one = Group.from_json(item) if "items" in item else WorkItem.from_json(item)
         pool = _pools.setdefault(self.run_token, ScratchPool(self.worker_memory_bytes // 2))
         budget = shared_budget(self.run_token, self.worker_memory_bytes)
-        with budget.admit(held_bytes(one, self.sink)), pool.lend() as scratch:
+        held = held_bytes(one, self.sink)
+        with self._turn(held) as has_read, budget.admit(held), pool.lend() as scratch:
             source = open_with_adapter(self.source, self.adapter)
-            receipt = whole_again(one.id, lambda: ferry(one, source, self.sink, scratch))
+            receipt = whole_again(one.id, lambda: ferry(one, source, self.sink, scratch, has_read))
         self.receipts.add(one.id, receipt)
         return receipt
+
+    def _turn(self, held: int) -> AbstractContextManager[Callable[[], None]]:
+        """Where both ends are a network away, half of the items that run at once start before the others."""
+        if is_local(self.source) or is_local(self.sink.root):
+            return nullcontext(_nothing)
+        at_once = min(NETWORK_THREADS, self.worker_memory_bytes // max(held, 1))
+        return shared_stagger(self.run_token, -(-at_once // 2)).turn()

@@ -1,0 +1,62 @@
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from pipelines.stagger import Stagger, shared_stagger
+
+
+class Started:
+    """Items that start in threads of their own when their turn comes, and hold it."""
+
+    def __init__(self, stagger: Stagger, count: int) -> None:
+        self.has_read: list[Callable[[], None]] = []
+        self._stagger, self._one_more, self._end = stagger, threading.Semaphore(0), threading.Event()
+        self._threads = [threading.Thread(target=self._start) for _ in range(count)]
+
+    def __enter__(self) -> "Started":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join(10)
+
+    def _start(self) -> None:
+        with self._stagger.turn() as has_read:
+            self.has_read.append(has_read)
+            self._one_more.release()
+            self._end.wait(10)
+
+    def wait_for(self, count: int) -> None:
+        """So many more start, and then no more."""
+        for _ in range(count):
+            assert self._one_more.acquire(timeout=10)
+        assert not self._one_more.acquire(timeout=0.05)
+
+
+def test_each_item_that_has_been_read_lets_two_more_start():
+    with Started(Stagger(3), 9) as items:
+        items.wait_for(3)
+        items.has_read[1]()
+        items.wait_for(2)
+        items.has_read[1]()  # work that is done again reads again
+        items.wait_for(0)
+        items.has_read[0]()
+        items.has_read[3]()
+        items.wait_for(4)
+
+
+def test_an_item_that_failed_keeps_nobody_waiting():
+    stagger = Stagger(1)
+    with pytest.raises(OSError), stagger.turn():
+        raise OSError
+    with Started(stagger, 3) as items:
+        items.wait_for(2)
+
+
+def test_one_stagger_for_each_run():
+    assert shared_stagger("stagger-a", 2) is shared_stagger("stagger-a", 5)
+    assert shared_stagger("stagger-a", 2) is not shared_stagger("stagger-b", 2)
