@@ -9,7 +9,6 @@ from mappings.problems import FerryError, Problem
 
 # The same variable that Google's own clients read.
 _EMULATOR = "STORAGE_EMULATOR_HOST"
-_UPLOAD_TRIES = 8
 
 
 def split_bucket_url(url: str) -> tuple[str, str]:
@@ -27,14 +26,8 @@ def split_bucket_url(url: str) -> tuple[str, str]:
 
 
 def bucket_store(bucket: str) -> Any:
-    """The obstore store of a whole bucket, for reading."""
-    # Retries are ours (pipelines.retries): obstore's own do not cover short bodies.
-    return _store(bucket, emulator_address(), 0)
-
-
-def upload_store(bucket: str) -> Any:
-    """The obstore store of a whole bucket, for writing: it tries each piece of an object again by itself."""
-    return _store(bucket, emulator_address(), _UPLOAD_TRIES)
+    """The obstore store of a whole bucket."""
+    return _store(bucket, emulator_address())
 
 
 def emulator_address() -> str:
@@ -44,10 +37,11 @@ def emulator_address() -> str:
 
 
 @cache
-def _store(bucket: str, emulator: str, retries: int) -> Any:
+def _store(bucket: str, emulator: str) -> Any:
     from obstore.store import GCSStore
 
-    options: dict[str, Any] = {"retry_config": {"max_retries": retries}}
+    # Retries are ours (pipelines.retries): obstore's own do not cover short bodies.
+    options: dict[str, Any] = {"retry_config": {"max_retries": 0}}
     if not emulator:
         return GCSStore(bucket, **options)
     key = {"gcs_base_url": emulator, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}

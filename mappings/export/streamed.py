@@ -10,20 +10,7 @@ from mappings.problems import Problem
 from mappings.work import WorkItem
 
 # Beside the tensors: the pieces of a file that are on their way to the store.
-PIECE_BYTES = 8 << 20
-PIECES = 3
-UPLOAD_BYTES = (PIECES + 1) * PIECE_BYTES
-# What Cloud Storage takes at most of one object.
-_MOST_PIECES = 10_000
-
-
-def piece_bytes(nbytes: int) -> int:
-    """Bytes of one piece of an object's upload.
-
-    >>> piece_bytes(5_000_000_000), piece_bytes(400_000_000_000)
-    (8388608, 40000000)
-    """
-    return max(PIECE_BYTES, -(-nbytes // _MOST_PIECES))
+UPLOAD_BYTES = 24 << 20
 
 
 def not_streamable(plan: ExportPlan) -> Problem | None:

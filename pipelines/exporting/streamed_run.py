@@ -14,6 +14,7 @@ from mappings.export.streamed import not_streamable, streamed_shards
 from mappings.problems import FerryError, PlanError, Problem
 from mappings.text import bytes_text
 from pipelines.beam_args import choose_engine
+from pipelines.bucket_stream import require_client
 from pipelines.cluster_args import complete_args, plan_resources
 from pipelines.exporting.job_commit import ExportCommit
 from pipelines.exporting.manifest import export_manifest
@@ -49,6 +50,7 @@ def run_streamed(
     problem = not_streamable(export.plan)
     if problem:
         raise PlanError([problem])
+    require_client(output.output)
     run = OutputBucket(output.output, export.plan.digest, asdict(options), output.take_over, output.overwrite, job)
     state = run.open()
     try:

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from mappings.export.streamed import PIECES, piece_bytes
 from mappings.problems import FerryError, Problem
 from mappings.work import Part
 from pipelines.bucket_receipts import BucketReceipts
-from pipelines.buckets import split_bucket_url, upload_store
+from pipelines.bucket_stream import whole_again
 from pipelines.exporting.files import runs
-from pipelines.exporting.upload import tried
+from pipelines.exporting.upload import remote_size
 from pipelines.exporting.work import Task, export_item
 from pipelines.memory import shared_budget
 from pipelines.orbax_view import OrbaxItem
 from pipelines.regions import Scratch, ScratchPool
+from pipelines.streams import open_stream
 
 _pools: dict[str, ScratchPool] = {}
 
@@ -28,19 +28,13 @@ class UploadStream:
     """
 
     def __init__(self, url: str, name: str, nbytes: int) -> None:
-        import obstore
-
-        bucket, prefix = split_bucket_url(url)
-        self._store, self._key, self._nbytes, self._at = upload_store(bucket), prefix + name, nbytes, 0
-        self._writer = obstore.open_writer(
-            self._store, self._key, buffer_size=piece_bytes(nbytes), max_concurrency=PIECES - 1
-        )
+        """Begins an object of exactly ``nbytes`` below ``gs://bucket/path``."""
+        self._url, self._name, self._nbytes = url, name, nbytes
+        self._stream = open_stream(f"{url.rstrip('/')}/{name}")
 
     def append(self, octets: bytes | memoryview) -> None:
         """Writes the next bytes."""
-        for start in range(0, len(octets), 1 << 20):
-            self._writer.write(bytes(octets[start : start + (1 << 20)]))
-        self._at += len(octets)
+        self._stream.append(octets)
 
     def write(self, part: Part, file: str, offset: int, array: np.ndarray) -> None:
         """Writes a part of a tensor, whose place must be where the file ends by now.
@@ -49,23 +43,27 @@ class UploadStream:
           ValueError: it is not, a mistake in the plan.
         """
         (start, _), *more = runs(part.spec.shape, array.itemsize, part.spec.box(part.grid))
-        if more or offset + start != self._at:
-            raise ValueError(f"{part.spec.key} {part.grid} does not follow byte {self._at:,} of {file}")
+        if more or offset + start != self._stream.nbytes:
+            raise ValueError(f"{part.spec.key} {part.grid} does not follow byte {self._stream.nbytes:,} of {file}")
         self.append(memoryview(array.reshape(-1).view(np.uint8)))  # pyright: ignore[reportArgumentType]
 
     def close(self) -> None:
         """Makes the object, whole.
 
         Raises:
-          FerryError: the store has another size of it.
+          FerryError: what was written has another size, or the store has another size of it.
         """
-        import obstore
-
-        self._writer.close()
-        found = obstore.head(self._store, self._key)["size"]
-        if not self._at == found == self._nbytes:
+        found = self._stream.nbytes
+        if found == self._nbytes:
+            self._stream.close()
+            found = remote_size(self._url, self._name)
+        if found != self._nbytes:
             fix = "Something else writes there; run the same command again."
-            raise FerryError(str(Problem(self._key, f"{self._nbytes:,} bytes as planned", f"{found:,}", fix)))
+            raise FerryError(str(Problem(self._name, f"{self._nbytes:,} bytes as planned", f"{found:,}", fix)))
+
+    def abort(self) -> None:
+        """Forgets the object."""
+        self._stream.abort()
 
 
 def stream_shard(shard: dict[str, Any], source: OrbaxItem, url: str, scratch: Scratch) -> dict[str, Any]:
@@ -82,12 +80,17 @@ def stream_shard(shard: dict[str, Any], source: OrbaxItem, url: str, scratch: Sc
 
     Raises:
       FerryError: the store refuses.
+      PassingFault: the upload is lost; it may succeed from its start.
     """
     started = time.perf_counter()
     stream = UploadStream(url, shard["id"], shard["nbytes"])
-    stream.append(shard["header"].encode("latin-1"))
-    told = [export_item(Task.from_json(task), source, stream, "", scratch) for task in shard["tasks"]]
-    stream.close()
+    try:
+        stream.append(shard["header"].encode("latin-1"))
+        told = [export_item(Task.from_json(task), source, stream, "", scratch) for task in shard["tasks"]]
+        stream.close()
+    except BaseException:
+        stream.abort()
+        raise
     return {
         "item": shard["id"],
         "nbytes": shard["nbytes"],
@@ -123,6 +126,6 @@ class StreamWork:
         pool = _pools.setdefault(self.run_token, ScratchPool(self.worker_memory_bytes // 2))
         budget = shared_budget(self.run_token, self.worker_memory_bytes)
         with budget.admit(item["held_bytes"]), pool.lend() as scratch:
-            receipt = tried(self.url, lambda: stream_shard(item, self.source, self.url, scratch))
+            receipt = whole_again(item["id"], lambda: stream_shard(item, self.source, self.url, scratch))
         self.receipts.add(item["id"], receipt)
         return receipt

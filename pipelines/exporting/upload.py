@@ -94,6 +94,16 @@ def remote_sizes(url: str) -> dict[str, int]:
     return {one["path"].removeprefix(prefix): one["size"] for one in listed}
 
 
+def remote_size(url: str, name: str) -> int:
+    """Bytes of an object below a URL.
+
+    Raises:
+      FerryError: it cannot be looked at.
+    """
+    bucket, prefix = split_bucket_url(url)
+    return int(tried(url, lambda: bucket_store(bucket).head(prefix + name))["size"])
+
+
 def _put(store: Any, key: str, file: Path, url: str) -> None:
     import obstore
 

@@ -15,12 +15,13 @@ from exports import export_here, here, stock, write_repository
 from oracle_data import read_safetensors
 from staged_jobs import dataflow_args
 
-from mappings.export.streamed import piece_bytes
+from mappings.export.streamed import UPLOAD_BYTES
 from mappings.problems import FerryError, PlanError
-from pipelines import retries
+from pipelines import bucket_stream, retries
 from pipelines.cli import main
 from pipelines.exporting import streamed_run, streaming
 from pipelines.exporting.output_bucket import OutputBucket
+from pipelines.streams import PIECE_BYTES, stream_bytes
 
 INDEX = "model.safetensors.index.json"
 WANTED = {name: array.tobytes() for name, array in llama_tensors().items() if "q_proj" not in name}
@@ -38,8 +39,9 @@ def repository(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def output(bucket, monkeypatch) -> str:
-    """Small pieces, so that files go up in parts; waits without waiting; work in this thread."""
-    monkeypatch.setattr(streaming, "piece_bytes", lambda nbytes: 1000)
+    """Waits without waiting; work in this thread."""
+    pytest.importorskip("google.cloud.storage", reason="needs google-cloud-storage")
+    monkeypatch.setattr(bucket_stream, "_FIRST_WAIT_SECONDS", 0.02)
     monkeypatch.setattr(retries, "sleep", lambda seconds: None)
     monkeypatch.setattr(streamed_run, "run_items", here)
     return f"gs://{bucket}/out"
@@ -57,11 +59,13 @@ def test_whole_files_the_index_last_and_nothing_left(gcs, bucket, output, item, 
     outcome = export_here(monkeypatch, item, repository, output, shard_bytes=2500, chunk_bytes=200)
     assert outcome.done_items == len(outcome.export.plan.shards) > 3
     assert tensors(gcs, bucket) == WANTED
-    assert gcs.seen(r"^POST .*00001-of-.*safetensors\?uploads"), "no file went up in parts"
+    files = [name for name in gcs.names(bucket, "out/") if name.endswith(".safetensors")]
+    assert len(gcs.seen("^POST /upload.*resumable")) == len(files)
+    assert {gcs.writes[f"{bucket}/{name}"] for name in files} == {1}
     assert gcs.get(bucket, "out/tokenizer.json") == (repository / "tokenizer.json").read_bytes()
     assert not [name for name in gcs.names(bucket, "out/") if ".tensorferry" in name]
     writes = [one for one in gcs.requests if one.startswith(("POST /upload", "PUT /", "POST /" + bucket))]
-    order = [number for number, one in enumerate(writes) if "model-" in one or INDEX in one]
+    order = [number for number, one in enumerate(writes) if "resumable" in one or INDEX in one]
     assert INDEX in writes[order[-1]]
     assert main(["verify", "--source", str(item), "--output", output]) == 0
     assert "no difference" in capsys.readouterr().out
@@ -133,7 +137,7 @@ def test_killed_at_every_step_of_the_commit(gcs, bucket, output, item, repositor
 
 
 @pytest.mark.parametrize(
-    ("pattern", "status"), [("^PUT .*partNumber=2", 429), ("^POST .*uploads", 503), ("^POST .*uploadId", 503)]
+    ("pattern", "status"), [("^PUT /upload", 429), ("^POST /upload.*resumable", 503), ("^PUT /upload", 410)]
 )
 def test_uploads_that_fail_for_a_while(gcs, bucket, output, item, repository, monkeypatch, pattern, status):
     gcs.fail(pattern, status, times=2)
@@ -146,8 +150,8 @@ def test_words(gcs, bucket, output, item, repository, monkeypatch):
     gcs.put(bucket, "out/precious.bin", b"1")
     with pytest.raises(FerryError, match=r"found precious\.bin\. Nothing is ever overwritten"):
         export_here(monkeypatch, item, repository, output)
-    gcs.fail("^(POST|PUT) .*/other/model", 403, times=99)
-    with pytest.raises(FerryError, match="a bucket that can be listed and written"):
+    gcs.fail("^POST /upload.*resumable", 403, times=99)
+    with pytest.raises(FerryError, match=r"other/model-.*an object that can be written; found permission denied \(403\)"):
         export_here(monkeypatch, item, repository, f"gs://{bucket}/other")
     gcs.reset()
     with pytest.raises(FerryError, match=r"an unfinished export of this plan .* found one of another plan"):
@@ -155,9 +159,17 @@ def test_words(gcs, bucket, output, item, repository, monkeypatch):
     assert gcs.get(bucket, "out/precious.bin") == b"1"
 
 
-def test_pieces_of_huge_files_are_larger() -> None:
-    assert piece_bytes(5_000_000_000) == 8 << 20
-    assert 10_000 * piece_bytes(3 << 40) >= 3 << 40
+def test_the_plan_counts_what_a_stream_takes() -> None:
+    assert stream_bytes("gs://bucket/x", PIECE_BYTES) == UPLOAD_BYTES
+
+
+def test_a_file_of_another_size_than_planned_never_shows(gcs, bucket):
+    pytest.importorskip("google.cloud.storage", reason="needs google-cloud-storage")
+    stream = streaming.UploadStream(f"gs://{bucket}/out", "model.safetensors", 10)
+    stream.append(b"9 bytes …")
+    with pytest.raises(FerryError, match=r"model\.safetensors: expected 10 bytes as planned; found 11"):
+        stream.close()
+    assert gcs.names(bucket) == []
 
 
 def test_dataflow_gets_a_job_of_files(gcs, bucket, item, repository, tmp_path, capsys):
