@@ -6,11 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mappings.problems import PlanError
+from mappings.problems import FerryError, PlanError, Problem
 from mappings.tensors import LogicalTensor
 from pipelines.checkpoint import open_checkpoint
 from pipelines.low_bit import understand
 from transforms.dtypes import stored_bytes
+
+_SHOWN = 8
+# hf://org/name
+_SLASHES_OF_REPOSITORY = 3
 
 
 @dataclass(frozen=True)
@@ -56,20 +60,42 @@ def contents_of(path: str) -> Contents:
       PlanError: it is neither kind of checkpoint, or a damaged one.
     """
     item = _orbax_item(path)
-    return _orbax(item) if item else _hugging_face(path)
+    if item:
+        return _orbax(item)
+    _refuse_runs(path)
+    return _hugging_face(path)
 
 
 def _orbax_item(path: str) -> str:
-    """The Orbax item that a path or a bucket's url means, or empty."""
-    if "://" in path and not path.startswith("gs://"):
-        return ""
-    from mappings.problems import FerryError
+    """The Orbax item that a path or a url means, or empty."""
     from pipelines.orbax_view import find_item
 
     try:
         return find_item(path)
     except FerryError:
         return ""
+
+
+def _refuse_runs(path: str) -> None:
+    """Says of a step of several items, and of a folder of runs in a repository, what to give instead.
+
+    Raises:
+      FerryError: it is one of those.
+    """
+    from mappings.tunix.tree import MODEL_ITEM
+    from pipelines.tunix_store import open_tree
+
+    try:
+        listed = open_tree(path).list("")
+    except OSError:
+        return
+    if MODEL_ITEM in listed.folders:
+        others = " and ".join(name for name in listed.folders)
+        raise FerryError(f"{path} is a step with {others}: give one of them, such as {path.rstrip('/')}/{MODEL_ITEM}.")
+    if path.startswith("hf://") and "config.json" not in listed.files and path.count("/") > _SLASHES_OF_REPOSITORY:
+        found = ", ".join((*(f"{name}/" for name in listed.folders), *listed.files)[:_SHOWN])
+        fix = "Give the folder of an item; of a folder of runs `tensorferry migrate --dry-run` tells."
+        raise FerryError(str(Problem(path, "an Orbax item with _METADATA", found, fix)))
 
 
 def _hugging_face(path: str) -> Contents:

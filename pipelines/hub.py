@@ -3,13 +3,13 @@
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import quote, unquote
 
 from mappings.problems import FerryError, Problem
-from pipelines.byte_source import MissingFileError, SourceError
+from pipelines.byte_source import MissingFileError, SourceError, is_inside
 from pipelines.remote_faults import is_passing
 from pipelines.remote_source import Place, RangedSource, web_store
 from pipelines.retries import PassingFault, retried
@@ -17,11 +17,16 @@ from pipelines.retries import PassingFault, retried
 T = TypeVar("T")
 
 _URL = re.compile(r"hf://(?P<repo>[^/@\s]+(?:/[^/@\s]+)?)(?:@(?P<revision>[^\s]+))?/?")
+# Of a folder, where a slash ends the revision; those of pull requests have two of their own.
+_FOLDER_URL = re.compile(
+    r"hf://(?P<repo>[^/@\s]+(?:/[^/@\s]+)?)(?:@(?P<revision>refs/(?:pr|convert)/[^/\s]+|[^/\s]+))?(?P<folder>/.*)?"
+)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHARD = re.compile(r".+\.(?:safetensors|bin)")
 # A signed address is good for an hour or so; younger ones are not suspected when they are refused.
 _TRUST_SECONDS = 60.0
 _TIMEOUT_SECONDS = 30.0
+_SHA256_DIGITS = 64
 _LOG_IN = "Set HF_TOKEN or run `hf auth login` with an account that may read it, or correct the name."
 
 
@@ -45,30 +50,34 @@ class HubSource(RangedSource):
         return f"hf://{self.repo}@{self.commit}"
 
     def list(self) -> dict[str, int]:
-        return {name: size for name, size, _ in _files(self.endpoint, self.repo, self.commit) if "/" not in name}
+        return {name: size for name, (size, _) in self._files.items() if "/" not in name}
 
     def folders(self) -> tuple[str, ...]:
-        names = (name for name, _, _ in _files(self.endpoint, self.repo, self.commit))
-        return tuple(sorted({name.split("/", 1)[0] for name in names if "/" in name}))
+        return tuple(sorted({name.split("/", 1)[0] for name in self._files if "/" in name}))
 
     def files_in(self, folder: str) -> dict[str, int]:
         """Files directly in a folder of the root: path relative to the root, to size in bytes."""
-        files = _files(self.endpoint, self.repo, self.commit)
-        return {name: size for name, size, _ in files if name.rpartition("/")[0] == folder}
+        return {name: size for name, size in self.sizes().items() if name.rpartition("/")[0] == folder}
+
+    def sizes(self) -> dict[str, int]:
+        """Every file at any depth: path to size in bytes."""
+        return {name: size for name, (size, _) in self._files.items()}
 
     def size(self, path: str) -> int:
-        files = {name: size for name, size, _ in _files(self.endpoint, self.repo, self.commit)}
-        return files[path] if path in files else super().size(path)
+        return self._files[path][0] if path in self._files else super().size(path)
+
+    def is_listed(self, path: str) -> bool:
+        return path in self._files
 
     def revision(self) -> str:
         return self.commit
 
     def etags(self) -> dict[str, str]:
-        return {name: etag for name, _, etag in _files(self.endpoint, self.repo, self.commit)}
+        return {name: etag for name, (_, etag) in self._files.items()}
 
     def place(self, path: str) -> Place:
         folder = f"{self.endpoint}/{self.repo}/resolve/{self.commit}"
-        if not _SHARD.fullmatch(path):
+        if not (_SHARD.fullmatch(path) or self._is_elsewhere(path)):
             return Place(web_store(folder, token_for=self.endpoint), path)
         # Asking the hub where a shard lies counts against its rate limit, so it is asked once and not for each
         # of a shard's thousand ranges.
@@ -82,6 +91,15 @@ class HubSource(RangedSource):
     def has_expired(self, path: str, status: int | None) -> bool:
         return _locations.forget_old(f"{self.endpoint}/{self.repo}/resolve/{self.commit}/{quote(path)}")
 
+    def _is_elsewhere(self, path: str) -> bool:
+        """Whether git LFS holds a file, as far as is known: its etag is then a SHA-256."""
+        known = _known_files.get((self.endpoint, self.repo, self.commit), {})
+        return len(known.get(path, (0, ""))[1]) == _SHA256_DIGITS
+
+    @property
+    def _files(self) -> "Files":
+        return _files(self.endpoint, self.repo, self.commit)
+
 
 def open_hub(url: str) -> HubSource:
     """The source for ``hf://org/repo[@revision]``. Asks the hub for the commit unless the revision is one.
@@ -93,9 +111,26 @@ def open_hub(url: str) -> HubSource:
     if match is None:
         raise FerryError(f"{url}: expected hf://org/repo or hf://org/repo@revision. Folders inside a repository "
                          "cannot be given.")  # fmt: skip
-    repo, revision, endpoint = match["repo"], match["revision"] or "main", hub_endpoint()
-    commit = revision if _COMMIT.fullmatch(revision) else _commit_of(endpoint, repo, revision)
-    return HubSource(repo, commit, endpoint)
+    return _open(match["repo"], match["revision"] or "main")
+
+
+def open_hub_folder(url: str) -> tuple[HubSource, str]:
+    """The source and the folder in it for ``hf://org/repo[@revision][/folder]``; the folder is empty for all of it.
+
+    Raises:
+      FerryError: as `open_hub`.
+    """
+    match = _FOLDER_URL.fullmatch(url)
+    folder = (match["folder"] or "").strip("/") if match else ""
+    if match is None or (folder and not is_inside(folder)):
+        raise FerryError(f"{url}: expected hf://org/repo, hf://org/repo@revision or one of these and /folder. A slash "
+                         "in the name of a branch is written %2F.")  # fmt: skip
+    return _open(match["repo"], unquote(match["revision"] or "main")), folder
+
+
+def _open(repo: str, revision: str) -> HubSource:
+    endpoint = hub_endpoint()
+    return HubSource(repo, revision if _COMMIT.fullmatch(revision) else _commit_of(endpoint, repo, revision), endpoint)
 
 
 def hub_endpoint() -> str:
@@ -111,7 +146,8 @@ def authorization() -> dict[str, str]:
     return {"authorization": f"Bearer {token}"} if token else {}
 
 
-Files = tuple[tuple[str, int, str], ...]
+# Path to size in bytes and etag.
+Files = Mapping[str, tuple[int, str]]
 # What a commit holds never changes, so it is asked for once.
 _known_files: dict[tuple[str, str, str], Files] = {}
 
@@ -136,9 +172,9 @@ def _commit_of(endpoint: str, repo: str, revision: str) -> str:
         problem = Problem(f"hf://{repo}", f"an answer from {endpoint}", f"{fault.found}, again and again", again)
         raise SourceError(problem) from None
     commit = str(info.sha)
-    _known_files[endpoint, repo, commit] = tuple(
-        (file.rfilename, file.size or 0, _etag(file)) for file in info.siblings or ()
-    )
+    _known_files[endpoint, repo, commit] = {
+        file.rfilename: (file.size or 0, _etag(file)) for file in info.siblings or ()
+    }
     return commit
 
 

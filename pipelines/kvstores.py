@@ -101,5 +101,7 @@ def store_words(error: BaseException, most: int = 300) -> str:
     >>> store_words(ValueError("RESOURCE_EXHAUSTED: /a: No space left on device [os_error_code='28'] [a='b']"))
     'RESOURCE_EXHAUSTED: /a: No space left on device'
     """
-    words = re.sub(r"( \[\w+='.*\])+$", "", " ".join(str(error).split()))
+    from pipelines.relay import spoken
+
+    words = re.sub(r"( \[\w+='.*\])+$", "", " ".join(spoken(error).split()))
     return words if len(words) <= most else f"{words[: most // 3]} … {words[-(most - most // 3) :]}"

@@ -237,4 +237,6 @@ def _chunk_count(leaf: Leaf) -> int:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).split("\n", 1)[0][:200]
+    from pipelines.relay import spoken
+
+    return spoken(error).split("\n", 1)[0][:200]

@@ -106,7 +106,9 @@ def find_item(output: str) -> str:
 
 
 def _look(folder: str) -> tuple[Collection[str], Collection[str]]:
-    """Names of files and folders directly in a folder, local or in a bucket; none when it is not there."""
+    """Names of files and folders directly in a folder, wherever it is; none when it is not there."""
+    if folder.lower().startswith(("hf://", "http://", "https://")):
+        return _look_far(folder)
     source = open_source(folder)
     try:
         return source.list().keys(), source.folders()
@@ -114,9 +116,20 @@ def _look(folder: str) -> tuple[Collection[str], Collection[str]]:
         return (), ()
 
 
+def _look_far(folder: str) -> tuple[Collection[str], Collection[str]]:
+    """The same on the hub, where a repository has folders, or on a web server, which may not list."""
+    from pipelines.tunix_store import open_tree
+
+    try:
+        listed = open_tree(folder).list("")
+    except OSError:
+        return (), ()
+    return listed.files, listed.folders
+
+
 def _is_whole(step: str) -> bool:
     """Whether a step is committed: on a bucket only its mark tells."""
-    marked = is_local(step) or "commit_success.txt" in _look(step)[0]
+    marked = not step.startswith("gs://") or "commit_success.txt" in _look(step)[0]
     return marked and "_METADATA" in _look(f"{step}/items")[0]
 
 

@@ -1,6 +1,5 @@
 """Byte ranges of files on object stores and web servers, read through obstore and retried until they are whole."""
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, ClassVar, TypeVar
 
-from mappings.problems import FerryError, Problem
+from mappings.problems import Problem
 from pipelines.buckets import bucket_store, split_bucket_url
 from pipelines.byte_source import MissingFileError, SourceError, is_inside, outside, short_read
 from pipelines.remote_faults import final_fault, given_up, is_passing, no_ranges, passing, status_of
@@ -19,15 +18,6 @@ T = TypeVar("T")
 # Larger single reads are slower in every client, smaller ones pay the latency more often.
 PIECE_BYTES = 8 << 20
 _THREADS = 16
-_INDEX = "model.safetensors.index.json"
-# What a checkpoint may consist of, for servers that cannot list.
-_KNOWN_FILES = (
-    "config.json",
-    "hf_quant_config.json",
-    "quantize_config.json",
-    "model.safetensors",
-    _INDEX,
-)
 
 
 @dataclass(frozen=True)
@@ -73,6 +63,10 @@ class RangedSource(ABC):
         """What names the content of files; empty where the store tells nothing that lasts."""
         return {}
 
+    def is_listed(self, path: str) -> bool | None:
+        """Whether a file is there, where the source knows all its files without being asked; else None."""
+        return None
+
     def has_expired(self, path: str, status: int | None) -> bool:
         """Whether a refusal comes from an address that has to be looked up anew; then the next try does."""
         return False
@@ -98,7 +92,7 @@ class RangedSource(ABC):
             piece = octets[at : at + PIECE_BYTES]
             piece[:] = self._range(path, start + at, len(piece))
 
-        for _ in _each(fill, range(0, len(octets), PIECE_BYTES)):
+        for _ in at_once(fill, range(0, len(octets), PIECE_BYTES)):
             pass
 
     def _range(self, path: str, start: int, length: int) -> memoryview:
@@ -138,7 +132,9 @@ class RangedSource(ABC):
             raise no_ranges(self.url, path) from None
         except (BaseError, FileNotFoundError) as error:
             status = status_of(error)
-            if is_passing(status) or self.has_expired(path, status):
+            # One store may refuse a signed address that has expired, another may be gone.
+            expired = status != 429 and self.has_expired(path, status)
+            if expired or is_passing(status):
                 raise passing(error) from None
             raise final_fault(self.url, path, status, self.refused) from None
 
@@ -207,48 +203,6 @@ class BucketSource(RangedSource):
         return found
 
 
-@dataclass(frozen=True)
-class WebSource(RangedSource):
-    """A folder of a web server that answers range requests. It cannot list, so the index names the shards.
-
-    Attributes:
-      root: ``https://host/path/``.
-    """
-
-    root: str
-    refused: ClassVar[dict[int, str]] = {
-        401: "The server asks for a login, which is not supported: copy the checkpoint to a bucket and give that.",
-        403: "The server does not let this machine read it: copy the checkpoint to a bucket and give that.",
-        404: "Correct the address.",
-    }
-
-    @property
-    def url(self) -> str:
-        return self.root
-
-    def place(self, path: str) -> Place:
-        return Place(web_store(self.root.rstrip("/")), path)
-
-    def list(self) -> dict[str, int]:
-        sizes = self._sizes(_KNOWN_FILES)
-        shards = _shards_of(self.read(_INDEX, 0, sizes[_INDEX])) if _INDEX in sizes else ()
-        return sizes | self._sizes(shards)
-
-    def folders(self) -> tuple[str, ...]:
-        return ()
-
-    def _sizes(self, files: Iterable[str]) -> dict[str, int]:
-        files = tuple(files)
-        found = zip(files, _each(self._size_or_none, files), strict=True)
-        return {file: size for file, size in found if size is not None}
-
-    def _size_or_none(self, file: str) -> int | None:
-        try:
-            return self.size(file)
-        except MissingFileError:
-            return None
-
-
 @lru_cache(maxsize=1024)
 def web_store(address: str, token_for: str = "") -> Any:
     """An obstore store for a web address; the cache keeps one connection pool for each.
@@ -282,18 +236,9 @@ def open_remote(url: str) -> RangedSource:
     if scheme == "gs":
         split_bucket_url(url)
         return BucketSource(url.rstrip("/"))
-    if "?" in url or "#" in url:
-        raise FerryError(f"{url.partition('?')[0]}: expected the address of a folder; found one with a query.")
-    return WebSource(url.rstrip("/") + "/")
+    from pipelines.web_source import open_web
 
-
-def _shards_of(index: bytes) -> tuple[str, ...]:
-    """The shards that an index names; none when it is damaged, which is told where it is read for its own sake."""
-    try:
-        names = set(json.loads(index)["weight_map"].values())
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return ()
-    return tuple(sorted(name for name in names if isinstance(name, str) and is_inside(name)))
+    return open_web(url)
 
 
 def _ends_before(place: Place, end: int) -> bool:
@@ -311,7 +256,7 @@ def _last(path: str) -> str:
     return path.rsplit("/", 1)[-1]
 
 
-def _each(call: Callable[[Any], T], values: Iterable[Any]) -> Iterable[T]:
+def at_once(call: Callable[[Any], T], values: Iterable[Any]) -> Iterable[T]:
     """Calls for each value, several at once where there are several; in their order."""
     values = list(values)
     return map(call, values) if len(values) < 2 else _threads().map(call, values)

@@ -43,6 +43,9 @@ class AheadTree:
     def sizes(self, folder: str) -> dict[str, int]:
         return self._store.sizes(folder)
 
+    def etags(self, folder: str) -> dict[str, str]:
+        return self._store.etags(folder)
+
     def kvstore_url(self, folder: str) -> str:
         return self._store.kvstore_url(folder)
 

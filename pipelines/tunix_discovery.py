@@ -159,6 +159,8 @@ class _Walk:
         try:
             listed = self.store.list("")
         except OSError as error:
+            if isinstance(error.__cause__, FerryError):
+                raise error.__cause__ from error
             raise FerryError(f"{self.store.url}: expected a folder of runs; found {_words(error)}.") from error
         if _looks_like_step(listed):
             raise FerryError(

@@ -8,6 +8,7 @@ from typing import Any
 from mappings.problems import FerryError, PlanError, Problem
 from mappings.tunix.model import ModelTree
 from mappings.tunix.tree import MODEL_ITEM, OPTIMIZER_ITEM, ItemTree, Leaf, StepTree
+from pipelines.byte_source import SourceError
 from pipelines.orbax_item import ItemReader, leaf_spec
 from pipelines.tunix_discovery import NEW_ITEM, STEP_METADATA, TREE_METADATA, FoundStep
 from pipelines.tunix_store import TreeStore, open_tree
@@ -79,7 +80,12 @@ class _StepReader:
             custom_metadata=self.custom_metadata(raw),
             warnings=tuple(self.warnings),
             fingerprint=self.digest.hexdigest(),
+            content=self.content(),
         )
+
+    def content(self) -> str:
+        etags = self.store.etags(self.found.path)
+        return hashlib.sha256(json.dumps(sorted(etags.items())).encode()).hexdigest() if etags else ""
 
     def item(self, name: str) -> ItemTree | None:
         if name == NEW_ITEM or _TEMPORARY_MARK in name:
@@ -142,6 +148,8 @@ def array_spec(store: TreeStore, step_path: str, item: ItemTree, leaf: Leaf) -> 
 
 
 def _unreadable(path: str, error: OSError) -> Problem:
+    if isinstance(error.__cause__, SourceError):
+        return error.__cause__.problem
     denied = isinstance(error, PermissionError)
     fix = "Give the account that runs this the right to read it." if denied else "Check the store."
     found = "permission denied" if denied else str(error.strerror or error)

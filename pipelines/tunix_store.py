@@ -1,4 +1,4 @@
-"""A tree of folders of checkpoints: list, read, and name it to TensorStore. Local now; object stores fit the same."""
+"""A tree of folders of checkpoints, wherever it lies: list, read, and name it to TensorStore."""
 
 import os
 from dataclasses import dataclass
@@ -8,6 +8,8 @@ from urllib.parse import quote
 
 from mappings.problems import FerryError
 from pipelines.buckets import bucket_store, split_bucket_url
+
+_REMOTE_SCHEMES = ("hf", "http", "https")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,10 @@ class TreeStore(Protocol):
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Every file below a folder at any depth: path relative to the folder, and size in bytes."""
+        ...
+
+    def etags(self, folder: str) -> dict[str, str]:
+        """What names the content of the files below a folder, where the store tells that of all; else empty."""
         ...
 
     def kvstore_url(self, folder: str) -> str:
@@ -87,6 +93,9 @@ class LocalTree:
                 path = os.path.join(where, name)
                 found[os.path.relpath(path, top).replace(os.sep, "/")] = os.stat(path).st_size
         return found
+
+    def etags(self, folder: str) -> dict[str, str]:
+        return {}
 
     def kvstore_url(self, folder: str) -> str:
         return f"file://{quote(os.path.abspath(self._path(folder)))}/"
@@ -142,6 +151,9 @@ class ObjectTree:
             listed = [entry for batch in self._store.list(prefix or None) for entry in batch]
         return {entry["path"].removeprefix(prefix): entry["size"] for entry in listed}
 
+    def etags(self, folder: str) -> dict[str, str]:
+        return {}
+
     def kvstore_url(self, folder: str) -> str:
         return f"{self.root.rstrip('/')}/{quote(folder)}/" if folder else f"{self.root.rstrip('/')}/"
 
@@ -181,10 +193,14 @@ class _OsErrors:
 
 
 def open_tree(url: str) -> TreeStore:
-    """The folders at a local path, ``file:///path`` or ``gs://bucket/path``. Touches nothing yet.
+    """The folders at a URL. Touches nothing yet; a hub's branch or tag becomes a commit.
+
+    Args:
+      url: a local path, ``file:///path``, ``gs://bucket/path``, ``hf://org/repo[@revision][/folder]`` or
+        ``https://host/path``.
 
     Raises:
-      FerryError: the URL's scheme is not supported.
+      FerryError: the URL's scheme is not supported, or the hub has (or shows) no such repository or revision.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -193,4 +209,17 @@ def open_tree(url: str) -> TreeStore:
         return LocalTree(os.path.abspath(rest))
     if scheme == "gs":
         return ObjectTree(url)
-    raise FerryError(f"{url}: expected a local path, file:// or gs://; found {scheme}://.")
+    if scheme.lower() in _REMOTE_SCHEMES:
+        from pipelines.remote_tree import open_remote_tree
+
+        return open_remote_tree(url)
+    raise FerryError(f"{url}: expected a local path, file://, gs://, hf:// or https://; found {scheme}://.")
+
+
+def pinned(url: str) -> str:
+    """The URL of a tree that does not move: one on the hub with its commit, others as they are.
+
+    Raises:
+      FerryError: as `open_tree`.
+    """
+    return open_tree(url).url if url.lower().startswith("hf://") else url

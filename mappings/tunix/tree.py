@@ -115,6 +115,7 @@ class StepTree:
       custom_metadata: the user's metadata of the step.
       warnings: what the reader had to guess or could not read, as sentences.
       fingerprint: digest of the source's metadata and of its files' names and sizes.
+      content: digest of what names the content of its files, where the source tells; else empty.
     """
 
     step: int
@@ -123,6 +124,7 @@ class StepTree:
     custom_metadata: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     fingerprint: str = ""
+    content: str = ""
 
     def leaves(self) -> Iterable[Leaf]:
         """Every leaf of every item."""

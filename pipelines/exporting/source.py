@@ -78,6 +78,10 @@ def open_export_source(url: str, find: FindParameters = find_parameters, step: i
       FerryError: there is no checkpoint, or not that step.
       PlanError: it is damaged, or holds no parameters.
     """
+    scheme = url.partition("://")[0].lower()
+    if scheme in ("hf", "http", "https"):
+        fix = "Copy the checkpoint to one of those."
+        raise FerryError(str(Problem(url, "a local path or gs:// for an export's source", f"{scheme}://", fix)))
     store = open_tree(url)
     try:
         folder, notes = _find(store, url, step)

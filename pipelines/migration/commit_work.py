@@ -210,6 +210,7 @@ def _manifest(
         "plan_digest": record.digest,
         "source": f"{source.rstrip('/')}/{record.path}",
         "source_fingerprint": record.fingerprint,
+        **({"source_content": record.content} if record.content else {}),
         "options": dict(form.options()),
         "model": asdict(record.check),
         "counts": {section: {"arrays": count, "bytes": nbytes} for section, (count, nbytes) in counts.items()},

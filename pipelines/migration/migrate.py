@@ -15,7 +15,7 @@ from mappings.problems import FerryError, PlanError, Problem
 from mappings.text import bytes_text
 from mappings.tunix.model import check_run
 from pipelines.beam_args import choose_engine
-from pipelines.cluster_args import refuse_out_of_reach
+from pipelines.cluster_args import local_args, refuse_out_of_reach
 from pipelines.convert import refuse_full_disk
 from pipelines.kvstores import is_local
 from pipelines.migration.commit_work import CommitWork, is_whole
@@ -33,7 +33,7 @@ from pipelines.run_dir import RunState
 from pipelines.runner import RunOptions, run_items
 from pipelines.tunix_ahead import listed_ahead
 from pipelines.tunix_discovery import Discovery, FoundStep, discover, select
-from pipelines.tunix_store import open_tree
+from pipelines.tunix_store import open_tree, pinned
 
 _PASSES = 2
 _OPENING_AT_ONCE = 8
@@ -55,6 +55,8 @@ def migrate(options: MigrationOptions, say: Say) -> Report:
     """
     options.require()
     options = _with_engine(options)
+    # A branch of a hub is a commit from here on, however it moves meanwhile.
+    options = replace(options, source=pinned(options.source))
     model = declared_model(options)
     with listed_ahead(open_tree(options.source)) as store:
         found = discover(store, options.accept_uncommitted)
@@ -241,8 +243,9 @@ class _Migration:
         return f"{self.places.state}/{stage}.jsonl", count
 
     def _how(self, stage: str) -> RunOptions:
+        is_far = not (is_local(self.options.source) or self.options.source.startswith("file:"))
         return RunOptions(
-            beam_args=self.options.beam_args,
+            beam_args=local_args(self.options.beam_args, is_far),
             local_items=str(self.work / f"{stage}.jsonl"),
             state_dir=str(self.work / stage),
             log_path=str(self.work / "beam.log"),

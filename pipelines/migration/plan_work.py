@@ -1,5 +1,6 @@
 """The work on one step of the plan: read its metadata, decide what it becomes, keep the record."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,6 +64,7 @@ def _record(found: FoundStep, step: StepTree, plan: StepPlan, form: Form) -> Ste
         found=found,
         status="refused" if plan.problems else "planned",
         fingerprint=step.fingerprint,
+        content=step.content,
         marks=tuple((leaf.path, leaf.kind) for leaf in plan.leaves if leaf.kind != "array"),
         dropped=tuple(Dropped(str(gone.leaf), gone.reason, gone.leaf.nbytes) for gone in plan.dropped),
         counts=plan.counts(),
@@ -92,12 +94,18 @@ def skip_or_refuse_published(record: StepRecord, places: Places) -> StepRecord:
     # A run that was killed right after it published a step is still to tidy up: its run directory sees to that.
     if earlier is None or places.is_pending(record.path):
         return record
-    if earlier.get("source_fingerprint") == record.fingerprint:
+    if earlier.get("source_fingerprint") == record.fingerprint and _same_content(earlier, record):
         other = "" if earlier.get("plan_digest") == record.digest else " with other options"
         return replace(record, status="skipped", reason=f"already migrated from this source{other}: {folder}")
     fix = "Move it away, or choose another output."
     found = f"one of {earlier.get('source') or 'another source'} as it was then"
     return record.refused([Problem(folder, "no step, or one migrated from this source", found, fix)])
+
+
+def _same_content(earlier: Mapping[str, Any], record: StepRecord) -> bool:
+    """Whether the files are the same, as far as both sources told: one alone may be a copy of the other."""
+    told = earlier.get("source_content", "")
+    return not (told and record.content) or told == record.content
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mappings.geometry import Box
 from mappings.problems import FerryError, Problem
 from pipelines.chunk_codecs import stored_chunk_key
+from pipelines.kvstores import store_words
 from pipelines.migration.arrays import StoredArray
 from pipelines.orbax_item import leaf_spec
+from pipelines.relay import relayed_problem
 from pipelines.tunix_store import open_tree
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 # Keeps the index of OCDBT databases, of which every read needs several nodes.
 _CACHE_BYTES = 32 << 20
 _OPEN_ITEMS = 256
+_LOST = "The source lost data, or cannot be reached; this step is left out."
 
 Result = TypeVar("Result")
 
@@ -97,10 +100,11 @@ class StepReader:
         except ReadFault:
             raise
         except Exception as error:
-            raise self._fault(array, " ".join(str(error).split())[:300], "its array") from error
+            told = relayed_problem(error)
+            fix = f"{told.fix} This step is left out." if told else _LOST
+            raise self._fault(array, store_words(error), "its array", fix) from error
 
-    def _fault(self, array: StoredArray, found: str, what: str) -> ReadFault:
-        fix = "The source lost data, or cannot be reached; this step is left out."
+    def _fault(self, array: StoredArray, found: str, what: str, fix: str = _LOST) -> ReadFault:
         where = f"{self.step_path}/{array.item}"
         return ReadFault(str(Problem(array.name, f"{what} readable", found, fix, file=where)))
 

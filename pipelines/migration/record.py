@@ -49,6 +49,7 @@ class StepRecord:
       status: ``planned`` can be copied; ``skipped`` needs no work; ``refused`` cannot.
       reason: why it is skipped; for a refused step the problems say why.
       fingerprint: digest of the source's metadata and of its files' names and sizes.
+      content: digest of what names the content of the source's files, where the source tells; else empty.
       digest: names what will be written: the source, the user's choices, and every array.
       arrays: every array of the new step.
       marks: leaves of the new tree that hold no array, by what they are.
@@ -68,6 +69,7 @@ class StepRecord:
     status: Status
     reason: str = ""
     fingerprint: str = ""
+    content: str = ""
     digest: str = ""
     arrays: tuple[ArrayPlan, ...] = ()
     marks: tuple[tuple[Path, LeafKind], ...] = ()
@@ -90,7 +92,7 @@ class StepRecord:
     def with_digest(self, options: Mapping[str, Any]) -> "StepRecord":
         """The same with its digest."""
         arrays = [array.to_json() for array in self.arrays]
-        parts = [self.fingerprint, dict(options), arrays, self.copied_items]
+        parts = [self.fingerprint, dict(options), arrays, self.copied_items, *filter(None, [self.content])]
         return replace(self, digest=hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest())
 
     def refused(self, problems: Iterable[Problem]) -> "StepRecord":

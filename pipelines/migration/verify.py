@@ -17,7 +17,7 @@ from pipelines.migration.record import StepRecord
 from pipelines.migration.verify_step import compare_step
 from pipelines.tunix_discovery import Discovery, FoundStep, discover, select
 from pipelines.tunix_source import read_step
-from pipelines.tunix_store import open_tree
+from pipelines.tunix_store import open_tree, pinned
 
 KIND = "migration"
 _AT_ONCE = 8
@@ -102,6 +102,7 @@ def verify_migration(source: str, output: str, sample: float = 1.0, choice: Choi
       FerryError: the source cannot be listed.
     """
     choice = choice or Choice()
+    source = pinned(source)
     found = choice.of(discover(open_tree(source), choice.accept_uncommitted))
     places = Places(output, "")
     manifests = _manifests(places, found.steps)

@@ -12,6 +12,7 @@ from mappings.geometry import Box
 from mappings.problems import FerryError
 from mappings.tunix.tree import StepTree
 from pipelines.difference import Difference
+from pipelines.kvstores import store_words
 from pipelines.migration.compare import Compared, compare_array
 from pipelines.migration.small_files import read_small
 from pipelines.orbax_item import leaf_spec
@@ -70,6 +71,10 @@ def _origin(path: str, tree: StepTree, manifest: Mapping[str, Any]) -> Iterator[
     if told != tree.fingerprint:
         found = f"{tree.fingerprint[:16]}…: not the step that was migrated, or its files have changed"
         yield Difference(path, "source", f"files {told[:16]}…, as migrated", found)
+    content = manifest.get("source_content", "")
+    if told == tree.fingerprint and content and tree.content and content != tree.content:
+        found = "other bytes under the same names: its files have changed"
+        yield Difference(path, "source", "files as migrated", found)
 
 
 def _names(path: str, arrays: Mapping[str, Any], stored: set[str]) -> Iterator[Difference]:
@@ -119,7 +124,7 @@ def _compare(
         old = _open_old(source, path, told["source"], tree)
     except Exception as error:
         # TensorStore has no error class of its own that covers all of these.
-        return Compared(1, differences=(Difference(name, "", f"{told['source']} in the source", str(error)[:300]),))
+        return Compared(1, differences=(Difference(name, "", f"{told['source']} in the source", store_words(error)),))
 
     dtype = STEP_DTYPE if key == "step" and old.dtype.numpy_dtype.kind in "iu" else old.dtype.numpy_dtype
 

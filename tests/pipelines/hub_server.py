@@ -10,9 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
-
-_LFS = re.compile(r".+\.(safetensors|bin)")
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,8 @@ class Hub:
     """Both servers, what they hold, and what they were asked."""
 
     token: str = "hf_valid"
+    # What git LFS holds, so that it is read from the other server.
+    lfs: re.Pattern[str] = re.compile(r".+\.(safetensors|bin)")
     repos: dict[str, Repo] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -206,7 +206,7 @@ class _Api(_Handler):
         commit = repo.revisions.get(revision, revision)
         if commit not in repo.files:
             return self._refuse(404, "RevisionNotFound")
-        siblings = [_sibling(commit, file, content) for file, content in repo.files[commit].items()]
+        siblings = [_sibling(self.hub, commit, file, content) for file, content in repo.files[commit].items()]
         body = {"id": name, "modelId": name, "sha": commit, "private": repo.private, "siblings": siblings}
         return self._answer(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
 
@@ -219,10 +219,12 @@ class _Api(_Handler):
         if content is None:
             return self._refuse(404, "EntryNotFound")
         headers = {"X-Repo-Commit": commit, "ETag": f'"{_etag(commit, file, content)[:40]}"'}
-        if not _LFS.fullmatch(file):
+        if not self.hub.lfs.fullmatch(file):
             return self._send_content(content, headers)
         linked = {"X-Linked-Size": str(content.size), "X-Linked-Etag": f'"{_etag(commit, file, content)}"'}
-        location = f"http://127.0.0.1:{self.hub.cdn.server_port}/{name}/{commit}/{file}?X-Sig={self.hub.signature}%2B"
+        location = (
+            f"http://127.0.0.1:{self.hub.cdn.server_port}/{name}/{commit}/{quote(file)}?X-Sig={self.hub.signature}%2B"
+        )
         return self._answer(302, b"", {**headers, **linked, "Location": location})
 
 
@@ -241,10 +243,10 @@ def _etag(commit: str, file: str, content: Content) -> str:
     return content.sha256 or hashlib.sha256(f"{commit}/{file}".encode()).hexdigest()
 
 
-def _sibling(commit: str, file: str, content: Content) -> dict[str, Any]:
+def _sibling(hub: Hub, commit: str, file: str, content: Content) -> dict[str, Any]:
     etag = _etag(commit, file, content)
     entry: dict[str, Any] = {"rfilename": file, "size": content.size, "blobId": etag[:40]}
-    if _LFS.fullmatch(file):
+    if hub.lfs.fullmatch(file):
         entry["lfs"] = {"sha256": etag, "size": content.size, "pointerSize": 134}
     return entry
 

@@ -198,7 +198,9 @@ def test_the_root_must_be_there_and_not_a_step(tmp_path: Path) -> None:
 
 
 def test_an_unknown_scheme_is_a_sentence() -> None:
-    with pytest.raises(FerryError, match=r"ftp://x: expected a local path, file:// or gs://; found ftp://\."):
+    with pytest.raises(
+        FerryError, match=r"ftp://x: expected a local path, file://, gs://, hf:// or https://; found ftp://\."
+    ):
         open_tree("ftp://x")
 
 
