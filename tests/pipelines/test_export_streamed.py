@@ -151,7 +151,7 @@ def test_words(gcs, bucket, output, item, repository, monkeypatch):
     with pytest.raises(FerryError, match=r"found precious\.bin\. Nothing is ever overwritten"):
         export_here(monkeypatch, item, repository, output)
     gcs.fail("^POST /upload.*resumable", 403, times=99)
-    with pytest.raises(FerryError, match=r"other/model-.*an object that can be written; found permission denied \(403\)"):
+    with pytest.raises(FerryError, match=r"other/model.*that can be written; found permission denied \(403\)"):
         export_here(monkeypatch, item, repository, f"gs://{bucket}/other")
     gcs.reset()
     with pytest.raises(FerryError, match=r"an unfinished export of this plan .* found one of another plan"):
@@ -166,7 +166,7 @@ def test_the_plan_counts_what_a_stream_takes() -> None:
 def test_a_file_of_another_size_than_planned_never_shows(gcs, bucket):
     pytest.importorskip("google.cloud.storage", reason="needs google-cloud-storage")
     stream = streaming.UploadStream(f"gs://{bucket}/out", "model.safetensors", 10)
-    stream.append(b"9 bytes …")
+    stream.append(b"eleven byte")
     with pytest.raises(FerryError, match=r"model\.safetensors: expected 10 bytes as planned; found 11"):
         stream.close()
     assert gcs.names(bucket) == []
