@@ -12,6 +12,7 @@ EPILOG = """\
 examples:
   tensorferry inspect Llama-3.1-8B            a Hugging Face checkpoint
   tensorferry inspect checkpoints/llama       an Orbax checkpoint, its step or its item
+  tensorferry inspect hf://org/runs/sft/7/model_params    an item in a repository
   tensorferry inspect Llama-3.1-8B --all      every tensor on a line of its own
 
 exit codes: 0 it is shown; 1 it is no checkpoint, or a damaged one.

@@ -16,6 +16,7 @@ examples:
   tensorferry migrate --source runs --output converted --structural
   tensorferry migrate --source runs --output converted --template pretrained/checkpoints/1000 --include 'sft-*'
   tensorferry migrate --source gs://bucket/runs --output converted --config Llama-3.1-8B/config.json --latest
+  tensorferry migrate --source hf://org/runs@main/sft --output converted --structural
 
 exit codes: 0 every step is migrated or was before; 1 it failed, the same command resumes; 2 the options do not add up;
 4 some steps were refused or could not be read, the others are migrated.
@@ -24,7 +25,11 @@ exit codes: 0 every step is migrated or was before; 1 it failed, the same comman
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``migrate``."""
-    parser.add_argument("--source", required=True, metavar="URL", help="folder of runs: a local path or gs://")
+    parser.add_argument(
+        "--source", required=True, metavar="URL",
+        help="folder of runs: a local path, gs://, hf://org/repo[@revision][/folder] or "
+        "https:// of a server that lists its folders",
+    )  # fmt: skip
     parser.add_argument("--output", default="", metavar="DIR", help="folder that receives them; never in the source")
     _add_model(parser)
     add_choice(parser)
@@ -48,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compression", default="none", choices=("none", "zstd1"), help="of chunks written anew")
     parser.add_argument(
         "--worker-memory-bytes", type=byte_count, default=1 << 30, metavar="BYTES",
-        help="bound on tensor bytes that one worker process holds at once (default 1GiB)",
+        help="bound on tensor bytes that one worker process holds at once (default 1GiB); "
+        "hf:// and https:// sources need up to 128 MiB more",
     )  # fmt: skip
     parser.add_argument(
         "--take-over", action="store_true",
