@@ -125,7 +125,7 @@ def test_the_limit_of_writes_bites(gcs, bucket):
 
 
 def test_one_work_item_is_one_file_of_its_database(gcs, bucket, source):
-    """OCDBT's target_data_file_size plays no part: a file ends with its transaction, and that is a work item."""
+    """With work items of several chunks; several work items in a file are in test_ocdbt_files.py."""
     do(source, f"gs://{bucket}/out", "ocdbt")
     parts = [name.split("/parts/")[1].split("/") for name in gcs.names(bucket, "out/0/items/parts/")]
     files = Counter(attempt for attempt, kind, *_ in parts if kind == "d")

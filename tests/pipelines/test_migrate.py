@@ -10,6 +10,7 @@ import pytest
 from tunix_samples import expected_tree, open_stored, snapshot, stored_tree, unpack
 
 from pipelines.cli import main
+from pipelines.migration import items
 from pipelines.tunix_store import LocalTree
 
 BROKEN = "broken_steps/checkpoints"
@@ -186,7 +187,10 @@ def test_a_second_run_skips_what_is_done(bucket: Path, kept: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("store_format", ["ocdbt", "zarr2"])
-def test_other_formats_hold_the_same_tree(bucket: Path, kept: dict[str, Any], store_format: str) -> None:
+def test_other_formats_hold_the_same_tree(
+    bucket: Path, kept: dict[str, Any], store_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(items, "GROUP_BYTES", 2000)
     output = bucket.parent / store_format
     includes = [arg for run in FORMATS for arg in ("--include", run)]
     code, report = migrate(bucket, output, "--structural", "--rng-impl", "keep", "--format", store_format, *includes)
@@ -198,6 +202,12 @@ def test_other_formats_hold_the_same_tree(bucket: Path, kept: dict[str, Any], st
         manifest = json.loads((output / path / "items/tensorferry.manifest.json").read_bytes())
         moved = [array["moved_as_stored"] for array in manifest["arrays"].values()]
         assert any(moved) == (store_format == "ocdbt")
+        if store_format == "ocdbt":
+            # Several batches of chunks go into one file: its attempt is named after the first and the last.
+            attempts = [folder.name for folder in (output / path / "items/parts").iterdir()]
+            assert 1 < len(attempts) <= 2 * items.LEAST_FILES + 1
+            assert any(len(name.split("-")) == 3 for name in attempts)
+            assert {len(list((output / path / "items/parts" / name / "d").iterdir())) for name in attempts} == {1}
     assert len(sections(report)) == 6
 
 
