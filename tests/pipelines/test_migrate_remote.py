@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from hub_server import Hub, serve_hub
 from test_migrate import migrate, outcomes
+from test_migrate_runs import SLOWLY, started
 from tunix_samples import unpack
 from web_server import serve_web
 
@@ -259,6 +261,28 @@ def test_from_a_web_server_as_from_this_disk(
 def test_a_server_that_does_not_list_is_one_sentence(samples: Path, tmp_path: Path, capsys: Any) -> None:
     with serve_web(samples, "none") as web:
         assert "expected a page that lists the folder's files and folders" in refusal(web.url, tmp_path / "o", capsys)
+
+
+@pytest.mark.slow
+def test_killed_it_goes_on_with_the_rest(
+    hub: Hub, samples: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    runs, there = (PLAIN, OCDBT, GRAIN), tmp_path / "there"
+    hub.add("org/tuned", files(samples, *runs))
+    places = ("--source", "hf://org/tuned/some runs", "--output", str(there))
+    args = ("migrate", *places, "--structural", "--rng-impl", "keep")
+    process = started(SLOWLY, *args, "--direct_num_workers", "1")
+    deadline = time.monotonic() + 60
+    while not (receipts := list(there.glob("*/checkpoints/.tensorferry-*/receipts/*.json"))):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert len(receipts) < len(runs)
+    assert main(args) == 0
+    assert f"resuming: {len(receipts)} work items" in capsys.readouterr().out
+    assert same(here, tree(there), *runs)
 
 
 @pytest.mark.slow
