@@ -23,7 +23,8 @@ from pipelines.remote_source import RangedSource
 
 T = TypeVar("T")
 
-# What one request holds at a time, and all of them together; while it arrives, a window is there twice.
+# What one request holds at a time, and all of them together. While it arrives, a window is there up to three times, as
+# what came, joined, and here: eight requests of 64 MiB at once took 250 MiB more than none.
 WINDOW_BYTES = 16 << 20
 ROOM_BYTES = 64 << 20
 _HOST = "127.0.0.1"

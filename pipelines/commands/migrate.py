@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--worker-memory-bytes", type=byte_count, default=1 << 30, metavar="BYTES",
         help="bound on tensor bytes that one worker process holds at once (default 1GiB); "
-        "hf:// and https:// sources need up to 128 MiB more",
+        "hf:// and https:// sources need up to 256 MiB more",
     )  # fmt: skip
     parser.add_argument(
         "--take-over", action="store_true",
