@@ -16,6 +16,8 @@ from pipelines.kvstores import is_local
 # A thread that waits for 50 ms holds no core; the memory bound admits as many items as fit (measured: BENCHMARKS.md).
 NETWORK_THREADS = 8
 _PACKAGE = "tensorferry"
+# Of the extra that outputs in buckets need; Beam's image may have an older one.
+_STREAMS = "google-cloud-storage"
 _CLONE = Path(__file__).parents[1]
 _PACKAGES = ("pipelines", "mappings", "transforms")
 _DEFAULTS = (
@@ -131,17 +133,17 @@ def _copy_of_clone(folder: Path) -> Path:
 
 
 def pinned() -> list[str]:
-    """Every package that this one needs, directly or not, as ``name==version``; Beam is in the worker's image."""
+    """Every package that workers need, directly or not, as ``name==version``; Beam is in the worker's image."""
     found: dict[str, str] = {}
-    waiting = [_PACKAGE]
+    waiting = [[*_needs(_PACKAGE), _STREAMS]]
     while waiting:
-        for name in _needs(waiting.pop()):
+        for name in waiting.pop():
             if name not in found and name != "apache-beam":
                 try:
                     found[name] = distribution(name).version
                 except PackageNotFoundError:
                     continue
-                waiting.append(name)
+                waiting.append([*_needs(name)])
     return [f"{name}=={version}" for name, version in sorted(found.items())]
 
 
