@@ -261,10 +261,9 @@ def store_error(name: str, expected: str, error: Exception) -> FerryError:
 
 def bucket_refusal(name: str, expected: str, status: int | None) -> FerryError:
     """What a bucket refused for good, as one sentence."""
-    known = {sentence[-4:-1]: (sentence, fix) for sentence, fix in _REFUSALS.values()}
-    if str(status) in known:
-        sentence, fix = known[str(status)]
-        return FerryError(str(Problem(name, expected, sentence, f"{fix} {_GO_ON}")))
+    for sentence, fix in _REFUSALS.values():
+        if sentence.endswith(f"({status})"):
+            return FerryError(str(Problem(name, expected, sentence, f"{fix} {_GO_ON}")))
     return store_error(name, expected, RuntimeError(f"status {status}"))
 
 
