@@ -13,6 +13,7 @@ import deepseek_headers
 import pytest
 import tiny_llama
 from hub_server import serve_hub
+from in_flight import InFlight
 
 from mappings.plan import PlanOptions
 from mappings.problems import FerryError
@@ -324,18 +325,24 @@ def test_help_and_planning_a_folder_do_not_import_the_hub(tmp_path):
     assert shown.stdout.strip() == "[]", shown.stderr
 
 
-@pytest.mark.slow
 def test_deepseek_v3_is_planned_within_15_seconds(hub):
-    files = deepseek_headers.repository()
+    """91,991 tensors, one request for each of the 163 headers, several at once. The best of three, for the machine may
+    be busy with other tests; it takes six seconds of CPU, those of the server among them."""
+    in_flight = InFlight()
+    files = {name: in_flight.counted(content) for name, content in deepseek_headers.repository().items()}
     commit = hub.add_contents("deepseek-ai/DeepSeek-V3", files, "a" * 40)
-    started = time.perf_counter()
-    conversion = plan_conversion(ConversionOptions("hf://deepseek-ai/DeepSeek-V3"))
-    seconds = time.perf_counter() - started
-    assert not conversion.plan.problems
-    assert len(conversion.checkpoint.tensors) == 91_991
-    assert conversion.source.url == f"hf://deepseek-ai/DeepSeek-V3@{commit}"
     shards = sorted(name for name in files if name.endswith(".safetensors"))
-    asked = sorted(one.path.split("/")[-1].split("?")[0] for one in hub.seen("cdn GET"))
-    assert asked == shards, "not one header request for each of the 163 shards"
-    assert seconds < 15, f"{seconds:.1f} s"
-    print(f"\nplanned in {seconds:.1f} s, digest in {time.perf_counter() - started - seconds:.1f} s more")
+    seconds: list[float] = []
+    while len(seconds) < 3 and min(seconds, default=15.0) >= 15.0:
+        hub.requests.clear()
+        started = time.perf_counter()
+        conversion = plan_conversion(ConversionOptions("hf://deepseek-ai/DeepSeek-V3"))
+        seconds.append(time.perf_counter() - started)
+        assert not conversion.plan.problems
+        assert len(conversion.checkpoint.tensors) == 91_991
+        assert conversion.source.url == f"hf://deepseek-ai/DeepSeek-V3@{commit}"
+        asked = sorted(one.path.split("/")[-1].split("?")[0] for one in hub.seen("cdn GET"))
+        assert asked == shards, "not one header request for each of the 163 shards"
+    assert len(shards) == 163
+    assert in_flight.most >= 4
+    assert min(seconds) < 15, seconds
