@@ -1,7 +1,9 @@
-"""A web server with a long, thin wire: each answer waits, each stream and all streams together have a rate.
+"""A checkpoint on the web and a bucket behind the same long, thin link, which carries both ways at once.
 
 ``python -m benchmarks.slow_server FOLDER --latency 0.05 --stream 100e6 --link 100e6`` prints its port and serves until
-its standard input closes, then prints what the wire carried.
+its standard input closes, then prints what the link carried down (read) and up (written). Each answer waits; each
+stream has a rate, and so have all streams of a direction together. The files are below ``/files/``, the bucket's API is
+everything else.
 """
 
 import argparse
@@ -11,97 +13,113 @@ import re
 import sys
 import threading
 import time
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from benchmarks.storage import Storage
+from benchmarks.wire import Stream, Wire
+
+FILES = "/files/"
 _BLOCK_BYTES = 1 << 17
-# Headers, configs and the index are read before the work begins.
+# Headers, configs and the index are read before the work begins; receipts and metadata are small, too.
 _WEIGHT_BYTES = 1 << 20
 
 
-class Wire:
-    """The link that all streams share.
+@dataclass
+class Far:
+    """What lies at the other end of the link.
 
-    Args:
-      bytes_per_second: its rate.
+    Attributes:
+      folder: the checkpoint.
+      latency_seconds: before each answer.
+      stream_rate: bytes a second of each stream.
     """
 
-    def __init__(self, bytes_per_second: float) -> None:
-        self._rate = bytes_per_second
-        self._free_at = 0.0
-        self._lock = threading.Lock()
-        self._began = self._ended = 0.0
-        self.carried = 0
-
-    def carry(self, nbytes: int, counts: bool) -> float:
-        """Takes bytes onto the wire; returns when they are through, on `time.perf_counter`'s clock."""
-        with self._lock:
-            now = time.perf_counter()
-            start = max(now, self._free_at)
-            self._free_at = start + nbytes / self._rate
-            if counts:
-                self._began = self._began or now
-                self._ended = self._free_at
-                self.carried += nbytes
-            return self._free_at
-
-    def stats(self) -> dict[str, float]:
-        """Bytes of weights, seconds from the first to the last of them, and the share of that the wire was busy."""
-        seconds = self._ended - self._began
-        return {
-            "bytes": self.carried,
-            "seconds": seconds,
-            "busy": self.carried / self._rate / seconds if seconds else 0,
-        }
+    folder: Path
+    latency_seconds: float
+    stream_rate: float
+    down: Wire
+    up: Wire
+    storage: Storage = field(default_factory=Storage)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves ranges of the files of a folder."""
+    """Serves ranges of the folder's files, and the bucket."""
 
     protocol_version = "HTTP/1.1"
-    folder: Path
-    wire: Wire
-    latency_seconds: float
-    stream_rate: float
+    # Headers and body go separately: without this, each answer waits 40 ms for the client.
+    disable_nagle_algorithm = True
+    far: Far
 
     def log_message(self, format: str, *args: object) -> None:
         pass
 
-    def do_HEAD(self) -> None:
-        self._serve()
-
     def do_GET(self) -> None:
-        self._serve()
+        if self.path.startswith(FILES):
+            self._serve_file()
+        else:
+            self._serve_bucket()
 
-    def _serve(self) -> None:
-        time.sleep(self.latency_seconds)
-        path = self.folder / self.path.strip("/")
+    do_HEAD = do_POST = do_DELETE = do_GET
+
+    def handle_expect_100(self) -> bool:
+        time.sleep(self.far.latency_seconds)
+        return super().handle_expect_100()
+
+    def _serve_file(self) -> None:
+        time.sleep(self.far.latency_seconds)
+        path = self.far.folder / self.path.removeprefix(FILES).strip("/")
         if not path.is_file():
-            self.send_response(404)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
+            return self._begin(404, 0)
         size = path.stat().st_size
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("range", ""))
         start, stop = (int(match[1]), min(int(match[2]) + 1, size)) if match else (0, size)
-        self.send_response(206 if match else 200)
-        self.send_header("Content-Length", str(stop - start))
-        if match:
-            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
-        self.end_headers()
+        span = {"Content-Range": f"bytes {start}-{stop - 1}/{size}"} if match else {}
+        self._begin(206 if match else 200, stop - start, span)
         if self.command == "GET":
             self.wfile.flush()
             self._send(path, start, stop)
+        return None
 
     def _send(self, path: Path, start: int, stop: int) -> None:
-        began, at = time.perf_counter(), start
+        stream, at = self._stream(self.far.down, stop - start), start
         with path.open("rb") as file:
             while at < stop:
                 count = min(_BLOCK_BYTES, stop - at)
-                through = self.wire.carry(count, counts=stop - start >= _WEIGHT_BYTES)
-                due = max(through, began + (at + count - start) / self.stream_rate)
-                time.sleep(max(0.0, due - time.perf_counter()))
+                stream.carry(count)
                 at += os.sendfile(self.connection.fileno(), file.fileno(), at, count)
+
+    def _serve_bucket(self) -> None:
+        nbytes = int(self.headers.get("content-length") or 0)
+        data = self._receive(nbytes)
+        time.sleep(self.far.latency_seconds)
+        status, headers, body = self.far.storage.answer(self.command, self.path, nbytes, data)
+        self._begin(status, len(body), dict(headers))
+        self.wfile.write(body)
+
+    def _receive(self, nbytes: int) -> bytes | None:
+        """The body of a request, unless it is large."""
+        stream, left = self._stream(self.far.up, nbytes), nbytes
+        kept, block = bytearray(), memoryview(bytearray(_BLOCK_BYTES))
+        while left:
+            count = self.rfile.readinto1(block[: min(left, _BLOCK_BYTES)])  # pyright: ignore[reportAttributeAccessIssue]
+            if not count:
+                raise ConnectionError("the client went away")
+            stream.carry(count)
+            left -= count
+            if nbytes < _WEIGHT_BYTES:
+                kept += block[:count]
+        return bytes(kept) if nbytes < _WEIGHT_BYTES else None
+
+    def _stream(self, wire: Wire, nbytes: int) -> Stream:
+        return Stream(wire, self.far.stream_rate, counts=nbytes >= _WEIGHT_BYTES)
+
+    def _begin(self, status: int, nbytes: int, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(nbytes), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
 
 
 def main() -> None:
@@ -109,17 +127,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--latency", type=float, default=0.05, help="seconds before each answer")
     parser.add_argument("--stream", type=float, default=100e6, help="bytes a second of each stream")
-    parser.add_argument("--link", type=float, default=100e6, help="bytes a second of all together")
+    parser.add_argument("--link", type=float, default=100e6, help="bytes a second of all together, each way")
     args = parser.parse_args()
-    wire = Wire(args.link)
-    Handler.folder, Handler.wire = args.folder, wire
-    Handler.latency_seconds, Handler.stream_rate = args.latency, args.stream
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    far = Far(args.folder, args.latency, args.stream, Wire(args.link), Wire(args.link))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"far": far}))
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_port, flush=True)
     sys.stdin.read()
-    print(json.dumps(wire.stats()), flush=True)
+    print(json.dumps({"down": far.down.stats(), "up": far.up.stats()}), flush=True)
 
 
 if __name__ == "__main__":
