@@ -24,10 +24,10 @@ from pipelines.decode_region import decode_region
 from pipelines.kvstores import is_local
 from pipelines.lora_source import open_with_adapter
 from pipelines.memory import shared_budget
+from pipelines.read_turns import shared_turns
 from pipelines.receipts import Receipts
 from pipelines.regions import Scratch, ScratchPool, box_shape, read_box
 from pipelines.sink import Sink
-from pipelines.stagger import shared_stagger
 from transforms.digest import digest
 from transforms.dtypes import numpy_dtype
 from transforms.statistics import statistics
@@ -182,8 +182,8 @@ class FerryWork:
         return receipt
 
     def _turn(self, held: int) -> AbstractContextManager[Callable[[], None]]:
-        """Where both ends are a network away, half of the items that run at once start before the others."""
+        """Where both ends are a network away, half of the items that run at once are read at once."""
         if is_local(self.source) or is_local(self.sink.root):
             return nullcontext(_nothing)
         at_once = min(NETWORK_THREADS, self.worker_memory_bytes // max(held, 1))
-        return shared_stagger(self.run_token, -(-at_once // 2)).turn()
+        return shared_turns(self.run_token, -(-at_once // 2)).turn()
