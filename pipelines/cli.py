@@ -1,4 +1,4 @@
-"""The command line: ``tensorferry plan | convert | migrate | export | verify | inspect``. A command imports what it needs."""
+"""The command line ``tensorferry plan | convert | migrate | export | verify | inspect``; each imports what it needs."""
 
 import argparse
 import importlib

@@ -58,7 +58,7 @@ def checkpoint(folder: Path, scheme: str, **changes: np.ndarray | None) -> Path:
 
 
 def convert(source: Path, output: Path, *args: str) -> None:
-    small = ("--chunk-bytes", "160")
+    small = ("--chunk-bytes", "400")
     assert main(["convert", "--source", str(source), "--output", str(output), *small, *args]) == 0
     assert main(["verify", "--source", str(source), "--output", str(output)]) == 0
 

@@ -17,11 +17,13 @@ from pipelines.planning import ConversionOptions
 
 
 def cases() -> list[Any]:
-    """Every trip in every mode; those that change only how the source is spelt, in one mode of each in every run."""
-    found = []
+    """Every trip in every mode; in every run each trip in its first mode, and each kind of model in both."""
+    found, seen = [], set()
     for name, trip in trips().items():
         for mode in trip.modes:
-            is_again = "+" in name and mode != trip.modes[0]
+            kind = trip.config["model_type"], mode
+            is_again = kind in seen and mode != trip.modes[0]
+            seen.add(kind)
             found.append(pytest.param(name, mode, id=f"{name}-{mode}", marks=pytest.mark.slow if is_again else ()))
     return found
 
