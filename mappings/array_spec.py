@@ -74,13 +74,15 @@ class ArraySpec:
         Raises:
           IndexError: the index is outside the grid.
         """
-        grid = self.grid
-        if len(index) != len(grid) or not all(0 <= at < count for at, count in zip(index, grid, strict=True)):
-            raise IndexError(f"{self.key}: grid index {list(index)} is outside the grid {list(grid)}")
-        return tuple(
-            (at * chunk, min((at + 1) * chunk, length))
-            for at, chunk, length in zip(index, self.chunk, self.shape, strict=True)
-        )
+        box = []
+        for at, chunk, length in zip(index, self.chunk, self.shape, strict=False):
+            start = at * chunk
+            if not 0 <= start < length:
+                break
+            box.append((start, min(start + chunk, length)))
+        if not len(box) == len(index) == len(self.shape):
+            raise IndexError(f"{self.key}: grid index {list(index)} is outside the grid {list(self.grid)}")
+        return tuple(box)
 
     def box_shape(self, index: tuple[int, ...]) -> tuple[int, ...]:
         """Lengths of the chunk's box."""

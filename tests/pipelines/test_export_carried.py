@@ -120,6 +120,7 @@ def test_a_plain_repository_gets_plain_weights(tmp_path, monkeypatch):
     assert differing(read_repository(tmp_path / "again"), carried.tensors) == set()
 
 
+@pytest.mark.by_turns
 @pairs(kind=("block", "block, powers of two", "channel"), model=("separate", "fused"), scan=(True, False))
 def test_experts(kind, model, scan, tmp_path, monkeypatch):
     """Experts one by one, and fused ones of three axes whose gates and ups go into two arrays."""

@@ -61,6 +61,7 @@ REAL = (
 )  # fmt: skip
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("name", REAL)
 def test_plans_at_real_size(name: str) -> None:
     """Every array of a published model goes home once, and hardly a byte is read twice, whatever the mode."""
@@ -84,6 +85,7 @@ def test_plans_at_real_size(name: str) -> None:
         assert sum(item.write_bytes for item in plan.items()) == sum(array.spec.nbytes for array in plan.arrays)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("name", NAMES)
 def test_maxtexts_own_bytes_export_to_their_source(name: str, tmp_path: Path, monkeypatch) -> None:
     """The conversion equals MaxText's output bit for bit (see test_families), so this exports MaxText's checkpoint."""

@@ -4,6 +4,7 @@ import hashlib
 import os
 import pickle
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 import tiny_llama
 from hub_server import serve_hub
 from in_flight import InFlight
+from pace import pace
 
 from mappings.plan import PlanOptions
 from mappings.problems import FerryError
@@ -327,7 +329,8 @@ def test_help_and_planning_a_folder_do_not_import_the_hub(tmp_path):
 
 def test_deepseek_v3_is_planned_within_15_seconds(hub):
     """91,991 tensors, one request for each of the 163 headers, several at once. The best of three, for the machine may
-    be busy with other tests; it takes six seconds of CPU, those of the server among them."""
+    be busy with other tests, and by the pace of an ordinary one; it takes six seconds of CPU, those of the server among
+    them."""
     in_flight = InFlight()
     files = {name: in_flight.counted(content) for name, content in deepseek_headers.repository().items()}
     commit = hub.add_contents("deepseek-ai/DeepSeek-V3", files, "a" * 40)
@@ -335,9 +338,10 @@ def test_deepseek_v3_is_planned_within_15_seconds(hub):
     seconds: list[float] = []
     while len(seconds) < 3 and min(seconds, default=15.0) >= 15.0:
         hub.requests.clear()
-        started = time.perf_counter()
+        before, started = pace(time.perf_counter), time.perf_counter()
         conversion = plan_conversion(ConversionOptions("hf://deepseek-ai/DeepSeek-V3"))
-        seconds.append(time.perf_counter() - started)
+        taken = time.perf_counter() - started
+        seconds.append(taken / statistics.mean((before, pace(time.perf_counter))))
         assert not conversion.plan.problems
         assert len(conversion.checkpoint.tensors) == 91_991
         assert conversion.source.url == f"hf://deepseek-ai/DeepSeek-V3@{commit}"

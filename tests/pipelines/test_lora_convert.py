@@ -68,6 +68,7 @@ def convert(source: Path, lora: str, output: Path, *args: str) -> None:
     assert main(["verify", "--source", str(source), "--output", str(output)]) == 0
 
 
+@pytest.mark.by_turns
 @pairs(dtype=("bfloat16", "float32"), lanes=("interleaved", "split"), scan=(True, False))
 def test_merged_exactly_with_rope_lanes_and_query_factor(dtype, lanes, scan, tmp_path):
     weights = llama_tensors(SIZES)

@@ -71,6 +71,7 @@ def mode(scan: bool) -> str:
     return "--scan-layers" if scan else "--no-scan-layers"
 
 
+@pytest.mark.by_turns
 @pairs(dtype=("bfloat16", "float32"), scheme=SCHEMES, scan=(True, False))
 def test_dequantised_exactly_and_rounded_once(dtype, scheme, scan, tmp_path):
     source = checkpoint(tmp_path, scheme)
@@ -78,6 +79,7 @@ def test_dequantised_exactly_and_rounded_once(dtype, scheme, scan, tmp_path):
     assert_restores(tmp_path / "out", llama_expected(dequantised(quantised(scheme)), SIZES, scan, dtype))
 
 
+@pytest.mark.by_turns
 @pairs(layout=("declared", "broadcast"), scheme=SCHEMES, scan=(True, False))
 def test_carried_with_their_scales(layout, scheme, scan, tmp_path):
     source = checkpoint(tmp_path, scheme)

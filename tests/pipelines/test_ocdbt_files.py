@@ -181,6 +181,7 @@ def test_a_missing_permission_is_one_sentence(gcs, bucket, source, capsys):
     assert main(command) == 0
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("damage", ["gone", "cut", "no manifest"])
 @pytest.mark.parametrize("place", ["here", "in a bucket"])
 def test_a_data_file_lost_before_the_commit_is_written_again(
