@@ -15,6 +15,7 @@ BIN := .venv/bin
 LOCKED := .venv/.locked
 STAMP := .venv/.ready
 PLAIN := .bench/plain/.ready
+TYPING := build/typing
 WEIGHTS := .demo/SmolLM2-135M-Instruct
 CONVERTED := .demo/SmolLM2-135M-Instruct-maxtext
 FP8 := .demo/SmolLM2-135M-Instruct-fp8
@@ -75,6 +76,9 @@ test: lint
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@# pyright runs no import hook, so it sees the folders under the names that an installation gives them.
+	@rm -rf $(TYPING) && mkdir -p $(TYPING) && cp -rs $(CURDIR)/tensorferry $(TYPING)
+	@for name in mappings pipelines transforms; do cp -rs $(CURDIR)/$$name $(TYPING)/tensorferry/$$name; done
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(STAMP)

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-
-from transforms.cast import cast_into
-from transforms.digest import digest
-from transforms.dtypes import numpy_dtype
-from transforms.ops import Scale, apply_elementwise_into
-from transforms.relayout import transpose_into
-from transforms.statistics import statistics
+from tensorferry.transforms.cast import cast_into
+from tensorferry.transforms.digest import digest
+from tensorferry.transforms.dtypes import numpy_dtype
+from tensorferry.transforms.ops import Scale, apply_elementwise_into
+from tensorferry.transforms.relayout import transpose_into
+from tensorferry.transforms.statistics import statistics
 
 
 @dataclass(frozen=True)

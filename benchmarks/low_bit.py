@@ -13,14 +13,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from tensorferry.mappings.lowbit.quantisation import resolve
+from tensorferry.mappings.lowbit.tensors import LogicalTensor, StoredTensor
+from tensorferry.pipelines.regions.decode_region import decode_region
+from tensorferry.transforms.cast import cast_into
+from tensorferry.transforms.decode.tables import decode_bytes
+from tensorferry.transforms.relayout import transpose_into
 
 from benchmarks.report import write_section
-from mappings.quantisation import resolve
-from mappings.tensors import LogicalTensor, StoredTensor
-from pipelines.decode_region import decode_region
-from transforms.cast import cast_into
-from transforms.decode.tables import decode_bytes
-from transforms.relayout import transpose_into
 
 ROWS, COLUMNS, BLOCK = 4096, 7168, 128
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -75,7 +75,7 @@ def measure(folder: Path, output: str, threads: int, link: Link = Link(), extra:
 
 
 def _convert(server: str, output: str, threads: int, extra: Sequence[str]) -> None:
-    command = [sys.executable, "-m", "pipelines", "convert", "--source", server + FILES, "--output", output, *extra]
+    command = [sys.executable, "-m", "tensorferry", "convert", "--source", server + FILES, "--output", output, *extra]
     if threads:
         command += ["--direct_num_workers", str(threads)]
     bucket = {"STORAGE_EMULATOR_HOST": server, "TENSORSTORE_GCS_HTTP_URL": server, "GOOGLE_AUTH_TOKEN_FOR_TESTING": "x"}

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable
 
-from pipelines.cli import convert_options, main
+from tensorferry.pipelines.cli.main import convert_options, main
 
 
 def arguments(parameters: Iterable[str]) -> list[str]:

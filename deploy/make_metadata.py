@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipelines.cli import convert_actions
+from tensorferry.pipelines.cli.main import convert_actions
 
 # Of Beam's own options, what a launch of this template has to be able to say; the others are of its environment.
 BEAM_PARAMETERS = (

@@ -5,8 +5,7 @@ import shlex
 
 import pytest
 from readme_table import README, with_table
-
-from pipelines.cli import COMMANDS, build_parser
+from tensorferry.pipelines.cli.main import COMMANDS, build_parser
 
 ROOT = README.parent
 # Prose that is no command line of ours.

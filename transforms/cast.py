@@ -8,10 +8,9 @@ what the last rounding needs to know.
 from functools import cache
 
 import numpy as np
-
-from transforms.dtypes import numpy_dtype
-from transforms.relayout import copy_into
-from transforms.views import blocks, codes
+from tensorferry.transforms.dtypes import numpy_dtype
+from tensorferry.transforms.relayout import copy_into
+from tensorferry.transforms.views import blocks, codes
 
 # Half a dozen temporaries of 8 bytes per element.
 _FLOAT64_ITEMS = 1 << 14

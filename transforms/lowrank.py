@@ -8,8 +8,7 @@ holds.
 """
 
 import numpy as np
-
-from transforms.cast import cast, cast_into
+from tensorferry.transforms.cast import cast, cast_into
 
 # Scratch of 3 MiB, used again: two products in float64, and their sum with the weights in float32.
 _STRIP_ITEMS = 1 << 17

@@ -10,10 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-
-from transforms.cast import as_dtype, cast, cast_into, is_float
-from transforms.dtypes import numpy_dtype
-from transforms.views import blocks
+from tensorferry.transforms.cast import as_dtype, cast, cast_into, is_float
+from tensorferry.transforms.dtypes import numpy_dtype
+from tensorferry.transforms.views import blocks
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from math import prod
 
 import numpy as np
-
-from transforms.views import boxes, codes
+from tensorferry.transforms.views import boxes, codes
 
 # A tile of 256 source elements by 512 target elements measured best for items of 1 to 8 bytes: both sides move
 # whole cache lines, and the tile stays inside an L2 cache.

@@ -7,8 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-
-from transforms.views import blocks, codes
+from tensorferry.transforms.views import blocks, codes
 
 _BLOCK_BYTES = 1 << 19
 

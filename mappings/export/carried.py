@@ -4,13 +4,13 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from mappings.arrays import Use
-from mappings.compiled import CompiledRule
-from mappings.dims import Dims, Index
-from mappings.layout import Axis
-from mappings.problems import Problem
-from mappings.tensors import LogicalTensor
-from transforms.ops import Op, Pad, Scale
+from tensorferry.mappings.lowbit.tensors import LogicalTensor
+from tensorferry.mappings.plan.target_arrays import Use
+from tensorferry.mappings.rules.compiled import CompiledRule
+from tensorferry.mappings.rules.dims import Dims, Index
+from tensorferry.mappings.rules.layout import Axis
+from tensorferry.mappings.words.problems import Problem
+from tensorferry.transforms.ops import Op, Pad, Scale
 
 Tensors = Mapping[str, LogicalTensor]
 

@@ -3,13 +3,13 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from mappings.compiled import CompiledRule, source_shape
-from mappings.export.carried import Tensors, carried_pairs, stacked_sources, target_uses
-from mappings.problems import Problem
-from mappings.quantisation import resolve
-from mappings.schemes.claims import read_config
-from mappings.schemes.names import scale_aliases, scale_of
-from mappings.tensors import LogicalTensor, StoredTensor
+from tensorferry.mappings.export.carried import Tensors, carried_pairs, stacked_sources, target_uses
+from tensorferry.mappings.lowbit.claims import read_config
+from tensorferry.mappings.lowbit.companion_names import scale_aliases, scale_of
+from tensorferry.mappings.lowbit.quantisation import resolve
+from tensorferry.mappings.lowbit.tensors import LogicalTensor, StoredTensor
+from tensorferry.mappings.rules.compiled import CompiledRule, source_shape
+from tensorferry.mappings.words.problems import Problem
 
 
 def declared_low_bit(

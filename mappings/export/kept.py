@@ -3,15 +3,15 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mappings.carry import SCALE_LAYOUTS, Carried, carry_low_bit
-from mappings.compiled import CompiledRule, compile_rule, source_shape
-from mappings.export.carried import Tensors, carried_pairs, folded_factors, stacked_sources, target_uses
-from mappings.export.finish import Finish
-from mappings.geometry import shape_of
-from mappings.layout import Layout, term_atoms
-from mappings.problems import Problem
-from mappings.tensors import LogicalTensor, StoredTensor
-from transforms.ops import Scale
+from tensorferry.mappings.export.carried import Tensors, carried_pairs, folded_factors, stacked_sources, target_uses
+from tensorferry.mappings.export.scale_finish import Finish
+from tensorferry.mappings.lowbit.tensors import LogicalTensor, StoredTensor
+from tensorferry.mappings.plan.carry import SCALE_LAYOUTS, Carried, carry_low_bit
+from tensorferry.mappings.rules.compiled import CompiledRule, compile_rule, source_shape
+from tensorferry.mappings.rules.geometry import shape_of
+from tensorferry.mappings.rules.layout import Layout, term_atoms
+from tensorferry.mappings.words.problems import Problem
+from tensorferry.transforms.ops import Scale
 
 _FIX = "Export it with --dtype bfloat16, which dequantises."
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from mappings.array_spec import ArraySpec
-from transforms.dtypes import NAME_TO_SAFETENSORS, numpy_dtype
+from tensorferry.mappings.plan.array_spec import ArraySpec
+from tensorferry.transforms.dtypes import NAME_TO_SAFETENSORS, numpy_dtype
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from mappings.export.items import ExportItems
-from mappings.export.plan import ExportPlan
-from mappings.export.shards import Shard, all_places
-from mappings.problems import Problem
-from mappings.work import WorkItem
+from tensorferry.mappings.export.export_items import ExportItems
+from tensorferry.mappings.export.export_plan import ExportPlan
+from tensorferry.mappings.export.shards import Shard, all_places
+from tensorferry.mappings.plan.work import WorkItem
+from tensorferry.mappings.words.problems import Problem
 
 # Beside the tensors: the pieces of a file that are on their way to the store.
 UPLOAD_BYTES = 24 << 20

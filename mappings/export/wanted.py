@@ -4,9 +4,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mappings.arrays import FLOATS, TargetArray
-from mappings.compiled import CompiledRule
-from mappings.export.grid import (
+from tensorferry.mappings.export.export_grid import (
     Chunk,
     Cutting,
     Grain,
@@ -19,12 +17,14 @@ from mappings.export.grid import (
     hull,
     in_one_chunk,
 )
-from mappings.export.items import chunk_bytes, stored_dtype
-from mappings.export.low_bit import BYTES_PER_ELEMENT
-from mappings.plan import PlanOptions
-from mappings.tensors import LogicalTensor, StoredTensor
-from mappings.work import BLOCK_BYTES
-from transforms.dtypes import numpy_dtype
+from tensorferry.mappings.export.export_items import chunk_bytes, stored_dtype
+from tensorferry.mappings.export.low_bit_exports import BYTES_PER_ELEMENT
+from tensorferry.mappings.lowbit.tensors import LogicalTensor, StoredTensor
+from tensorferry.mappings.plan.conversion_plan import PlanOptions
+from tensorferry.mappings.plan.target_arrays import FLOATS, TargetArray
+from tensorferry.mappings.plan.work import BLOCK_BYTES
+from tensorferry.mappings.rules.compiled import CompiledRule
+from tensorferry.transforms.dtypes import numpy_dtype
 
 SHARD_BYTES = 5_000_000_000
 

@@ -1,8 +1,8 @@
 """Layers that repeat with a period, as MaxText's cyclic models scan them."""
 
-from mappings.config import Config
-from mappings.problems import PlanError, Problem
-from mappings.rule import Block
+from tensorferry.mappings.families.config import Config
+from tensorferry.mappings.rules.rule import Block
+from tensorferry.mappings.words.problems import PlanError, Problem
 
 
 def layer_cycle(layers: int, period: int) -> tuple[dict[str, range], dict[str, Block]]:

@@ -8,11 +8,11 @@ one place where both of MaxText's loaders find it, although its model declares a
 from collections.abc import Collection
 from typing import Any
 
-from mappings.config import Config
-from mappings.families import mtp, shared
-from mappings.family import Family, FamilyOptions, make_dims, register
-from mappings.problems import PlanError, Problem
-from mappings.rule import Block, Rule
+from tensorferry.mappings.families import mtp, shared
+from tensorferry.mappings.families.config import Config
+from tensorferry.mappings.families.family import Family, FamilyOptions, make_dims, register
+from tensorferry.mappings.rules.rule import Block, Rule
+from tensorferry.mappings.words.problems import PlanError, Problem
 
 _LAYERS = "model.layers."
 _MOE = "DeepSeekMoeBlock_0"

@@ -7,12 +7,12 @@ token itself in the first layers. Router biases and expert tables are collection
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from mappings.config import Config
-from mappings.dims import Concat
-from mappings.families import mtp, shared
-from mappings.family import Family, FamilyOptions, make_dims, register
-from mappings.problems import PlanError, Problem
-from mappings.rule import Block, Constant, Rule, Tie
+from tensorferry.mappings.families import mtp, shared
+from tensorferry.mappings.families.config import Config
+from tensorferry.mappings.families.family import Family, FamilyOptions, make_dims, register
+from tensorferry.mappings.rules.dims import Concat
+from tensorferry.mappings.rules.rule import Block, Constant, Rule, Tie
+from tensorferry.mappings.words.problems import PlanError, Problem
 
 _EXPERTS = {"wi_0": "w1", "wi_1": "w3", "wo": "w2"}
 _NORMS = {"attn_norm": "pre_self_attention_layer_norm", "ffn_norm": "post_self_attention_layer_norm"}

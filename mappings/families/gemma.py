@@ -10,12 +10,12 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from mappings.config import Config
-from mappings.families import shared, siglip
-from mappings.family import Family, FamilyOptions, make_dims, register
-from mappings.rule import Block, Rule
-from transforms.dtypes import numpy_dtype
-from transforms.ops import Op, Scale, Shift
+from tensorferry.mappings.families import shared, siglip
+from tensorferry.mappings.families.config import Config
+from tensorferry.mappings.families.family import Family, FamilyOptions, make_dims, register
+from tensorferry.mappings.rules.rule import Block, Rule
+from tensorferry.transforms.dtypes import numpy_dtype
+from tensorferry.transforms.ops import Op, Scale, Shift
 
 NORM = {"norm_ops": (Shift(1.0),), "norm_dtype": "float32"}
 NORMS = {

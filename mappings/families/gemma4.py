@@ -8,14 +8,14 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from mappings.config import Config
-from mappings.dims import Grid
-from mappings.families import gemma4_vision, shared
-from mappings.families.gemma import NORMS, gemma_settings
-from mappings.family import Family, FamilyOptions, make_dims, register
-from mappings.problems import PlanError, Problem
-from mappings.rule import Block, Ignore, Rule
-from transforms.ops import Scale
+from tensorferry.mappings.families import gemma4_vision, shared
+from tensorferry.mappings.families.config import Config
+from tensorferry.mappings.families.family import Family, FamilyOptions, make_dims, register
+from tensorferry.mappings.families.gemma import NORMS, gemma_settings
+from tensorferry.mappings.rules.dims import Grid
+from tensorferry.mappings.rules.rule import Block, Ignore, Rule
+from tensorferry.mappings.words.problems import PlanError, Problem
+from tensorferry.transforms.ops import Scale
 
 _PERIOD = 6
 # What config.json may leave out: transformers' Gemma4TextConfig fills these in.

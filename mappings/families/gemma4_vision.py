@@ -3,10 +3,10 @@
 from collections.abc import Collection
 from typing import Any
 
-from mappings.config import Config
-from mappings.families.shared import Tower, left_out
-from mappings.family import FamilyOptions
-from mappings.rule import Rule
+from tensorferry.mappings.families.config import Config
+from tensorferry.mappings.families.family import FamilyOptions
+from tensorferry.mappings.families.shared import Tower, left_out
+from tensorferry.mappings.rules.rule import Rule
 
 _TOWER = "params-vision_encoder-Gemma4VisionEncoderLayer_0"
 _EMBED = "vision_embed"

@@ -6,10 +6,10 @@ queries unscaled, as MaxText's block computes.
 
 from collections.abc import Collection
 
-from mappings.config import Config
-from mappings.families import shared
-from mappings.family import Family, FamilyOptions, make_dims, register
-from mappings.rule import Rule
+from tensorferry.mappings.families import shared
+from tensorferry.mappings.families.config import Config
+from tensorferry.mappings.families.family import Family, FamilyOptions, make_dims, register
+from tensorferry.mappings.rules.rule import Rule
 
 _PERIOD = 2
 

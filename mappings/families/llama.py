@@ -7,11 +7,11 @@ Mistral decoder blocks compute: no 1/sqrt(head_dim) at run time, interleaved lan
 from collections.abc import Collection
 from typing import Any
 
-from mappings.config import Config
-from mappings.families import shared
-from mappings.family import Family, FamilyOptions, make_dims, register
-from mappings.problems import PlanError, Problem
-from mappings.rule import Block
+from tensorferry.mappings.families import shared
+from tensorferry.mappings.families.config import Config
+from tensorferry.mappings.families.family import Family, FamilyOptions, make_dims, register
+from tensorferry.mappings.rules.rule import Block
+from tensorferry.mappings.words.problems import PlanError, Problem
 
 _LLAMA3_SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                    "original_max_position_embeddings": 8192}  # fmt: skip

@@ -8,11 +8,11 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from mappings.config import Config
-from mappings.families import shared
-from mappings.family import Family, FamilyOptions, make_dims, register
-from mappings.problems import PlanError, Problem
-from mappings.rule import Rule
+from tensorferry.mappings.families import shared
+from tensorferry.mappings.families.config import Config
+from tensorferry.mappings.families.family import Family, FamilyOptions, make_dims, register
+from tensorferry.mappings.rules.rule import Rule
+from tensorferry.mappings.words.problems import PlanError, Problem
 
 _NOPE = 4
 _PATTERNS = ("vision_model.*", "model.vision_model.*", "multi_modal_projector.*", "model.multi_modal_projector.*")

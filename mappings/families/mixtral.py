@@ -2,10 +2,10 @@
 
 from collections.abc import Collection
 
-from mappings.config import Config
-from mappings.families import shared
-from mappings.family import Family, FamilyOptions, make_dims, register
-from mappings.rule import Block
+from tensorferry.mappings.families import shared
+from tensorferry.mappings.families.config import Config
+from tensorferry.mappings.families.family import Family, FamilyOptions, make_dims, register
+from tensorferry.mappings.rules.rule import Block
 
 _NAMES = {"wi_0": "w1", "wi_1": "w3", "wo": "w2"}
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from mappings.layout import parse_layout
-from mappings.rule import Ignore, Rule, Tie
+from tensorferry.mappings.rules.layout import parse_layout
+from tensorferry.mappings.rules.rule import Ignore, Rule, Tie
 
 _WHY = "multi-token prediction layer, which MaxText's decoder does not run"
 _INSTEAD = "; --mtp converts it for a model with mtp_num_layers set"

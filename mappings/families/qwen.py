@@ -5,11 +5,11 @@ No rope permutation and no query scaling: MaxText's Qwen blocks rotate half-spli
 
 from collections.abc import Collection
 
-from mappings.config import Config
-from mappings.families import shared
-from mappings.family import Family, FamilyOptions, make_dims, register
-from mappings.problems import PlanError, Problem
-from mappings.rule import Block, Rule
+from tensorferry.mappings.families import shared
+from tensorferry.mappings.families.config import Config
+from tensorferry.mappings.families.family import Family, FamilyOptions, make_dims, register
+from tensorferry.mappings.rules.rule import Block, Rule
+from tensorferry.mappings.words.problems import PlanError, Problem
 
 SEPARATE = {"wi_0": "gate_proj", "wi_1": "up_proj", "wo": "down_proj"}
 

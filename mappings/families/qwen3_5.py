@@ -7,10 +7,10 @@ place of the cycle is a stack of its own.
 from collections.abc import Collection
 from typing import Any
 
-from mappings.config import Config
-from mappings.dims import Concat
-from mappings.families import mtp, qwen_vision, shared
-from mappings.families.qwen3_next import (
+from tensorferry.mappings.families import mtp, qwen_vision, shared
+from tensorferry.mappings.families.config import Config
+from tensorferry.mappings.families.family import Family, FamilyOptions, make_dims, register
+from tensorferry.mappings.families.qwen3_next import (
     SIZES_FROM,
     block,
     cycle_period,
@@ -19,8 +19,8 @@ from mappings.families.qwen3_next import (
     hybrid_dims,
     hybrid_settings,
 )
-from mappings.family import Family, FamilyOptions, make_dims, register
-from mappings.rule import Block, Rule
+from tensorferry.mappings.rules.dims import Concat
+from tensorferry.mappings.rules.rule import Block, Rule
 
 _VISION = qwen_vision.Spelling("model.visual.", "Qwen3_5MoeVision", "qwen3_5")
 

@@ -7,13 +7,13 @@ cycle are stacked inside the stack of cycles: two axes. Norms stay centred on ze
 from collections.abc import Collection
 from typing import Any
 
-from mappings.config import Config
-from mappings.dims import Grid
-from mappings.families import mtp, shared
-from mappings.families.qwen import SEPARATE
-from mappings.family import Family, FamilyOptions, make_dims, register
-from mappings.problems import PlanError, Problem
-from mappings.rule import Block, Rule
+from tensorferry.mappings.families import mtp, shared
+from tensorferry.mappings.families.config import Config
+from tensorferry.mappings.families.family import Family, FamilyOptions, make_dims, register
+from tensorferry.mappings.families.qwen import SEPARATE
+from tensorferry.mappings.rules.dims import Grid
+from tensorferry.mappings.rules.rule import Block, Rule
+from tensorferry.mappings.words.problems import PlanError, Problem
 
 NORMS = {"input_layernorm": "input_layernorm", "post_attention_layernorm": "post_attention_layernorm"}
 

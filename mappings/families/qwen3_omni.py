@@ -7,11 +7,11 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from mappings.config import Config
-from mappings.families import qwen, qwen_vision, shared
-from mappings.families.qwen_vision import linear, norm
-from mappings.family import Family, FamilyOptions, register
-from mappings.rule import Ignore, Rule
+from tensorferry.mappings.families import qwen, qwen_vision, shared
+from tensorferry.mappings.families.config import Config
+from tensorferry.mappings.families.family import Family, FamilyOptions, register
+from tensorferry.mappings.families.qwen_vision import linear, norm
+from tensorferry.mappings.rules.rule import Ignore, Rule
 
 _VISION = qwen_vision.Spelling(
     "thinker.visual.", "Qwen3OmniMoeVision", "qwen3_omni", mergers="merger_list", merger=("ln_q", "mlp.0", "mlp.2")

@@ -6,10 +6,10 @@ A Qwen3 whose fused experts are stored the other way round: inputs before output
 from collections.abc import Collection
 from dataclasses import replace
 
-from mappings.config import Config
-from mappings.families import qwen, qwen_vision, shared
-from mappings.family import Family, FamilyOptions, register
-from mappings.rule import Rule
+from tensorferry.mappings.families import qwen, qwen_vision, shared
+from tensorferry.mappings.families.config import Config
+from tensorferry.mappings.families.family import Family, FamilyOptions, register
+from tensorferry.mappings.rules.rule import Rule
 
 _VISION = qwen_vision.Spelling("model.visual.", "Qwen3VLVision", "qwen3_vl")
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from mappings.config import Config
-from mappings.families.shared import Tower, left_out
-from mappings.family import FamilyOptions
-from mappings.problems import PlanError, Problem
-from mappings.rule import Rule
+from tensorferry.mappings.families.config import Config
+from tensorferry.mappings.families.family import FamilyOptions
+from tensorferry.mappings.families.shared import Tower, left_out
+from tensorferry.mappings.rules.rule import Rule
+from tensorferry.mappings.words.problems import PlanError, Problem
 
 _EMBED = "vision_embed"
 _HEADS = "vision_heads vision_head_dim"

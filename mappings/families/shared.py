@@ -4,19 +4,19 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from mappings.config import Config
-from mappings.families.cycles import layer_cycle as layer_cycle
-from mappings.families.cycles import refuse_layer_types as refuse_layer_types
-from mappings.families.cycles import refuse_remainder as refuse_remainder
-from mappings.families.spelling import Spelling as Spelling
-from mappings.families.spelling import spelling as spelling
-from mappings.families.towers import Tower as Tower
-from mappings.families.towers import left_out as left_out
-from mappings.families.towers import with_towers as with_towers
-from mappings.family import FamilyOptions
-from mappings.problems import PlanError, Problem
-from mappings.rule import Ignore, Rule, Tie
-from transforms.ops import Op, Pad, Scale
+from tensorferry.mappings.families.config import Config
+from tensorferry.mappings.families.cycles import layer_cycle as layer_cycle
+from tensorferry.mappings.families.cycles import refuse_layer_types as refuse_layer_types
+from tensorferry.mappings.families.cycles import refuse_remainder as refuse_remainder
+from tensorferry.mappings.families.family import FamilyOptions
+from tensorferry.mappings.families.spelling import Spelling as Spelling
+from tensorferry.mappings.families.spelling import spelling as spelling
+from tensorferry.mappings.families.towers import Tower as Tower
+from tensorferry.mappings.families.towers import left_out as left_out
+from tensorferry.mappings.families.towers import with_towers as with_towers
+from tensorferry.mappings.rules.rule import Ignore, Rule, Tie
+from tensorferry.mappings.words.problems import PlanError, Problem
+from tensorferry.transforms.ops import Op, Pad, Scale
 
 ROTARY = Ignore("*rotary_emb.inv_freq", why="recomputed from rope_theta")
 TIE = Tie("lm_head.weight", to="model.embed_tokens.weight")

@@ -3,11 +3,11 @@
 from collections.abc import Collection
 from typing import Any
 
-from mappings.config import Config
-from mappings.families.shared import Tower, left_out
-from mappings.family import FamilyOptions
-from mappings.rule import Rule
-from transforms.ops import Shift
+from tensorferry.mappings.families.config import Config
+from tensorferry.mappings.families.family import FamilyOptions
+from tensorferry.mappings.families.shared import Tower, left_out
+from tensorferry.mappings.rules.rule import Rule
+from tensorferry.transforms.ops import Shift
 
 _TOWER = "params-vision_encoder-Gemma3VisionEncoderLayer_0"
 _LAYER = f"{_TOWER}-Transformer-encoderblock_{{vision_layer}}"

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from mappings.rule import Rule, Tie
+from tensorferry.mappings.rules.rule import Rule, Tie
 
 
 @dataclass(frozen=True, slots=True)

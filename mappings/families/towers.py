@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mappings.families.spelling import Spelling
-from mappings.family import Family, make_dims
-from mappings.rule import Ignore, Rule
+from tensorferry.mappings.families.family import Family, make_dims
+from tensorferry.mappings.families.spelling import Spelling
+from tensorferry.mappings.rules.rule import Ignore, Rule
 
 
 @dataclass(frozen=True)

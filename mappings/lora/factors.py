@@ -18,10 +18,10 @@ output axis B's does. A factor belongs to the product, and goes to B alone.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mappings.dims import Dims
-from mappings.layout import Axis, Layout, Side, Slice, side_atoms
-from mappings.rule import PlainRule, Template
-from transforms.ops import Op, Pad, RoundTo, Scale
+from tensorferry.mappings.rules.dims import Dims
+from tensorferry.mappings.rules.layout import Axis, Layout, Side, Slice, side_atoms
+from tensorferry.mappings.rules.rule import PlainRule, Template
+from tensorferry.transforms.ops import Op, Pad, RoundTo, Scale
 
 RANK = "lora_rank"
 WEIGHT, KERNEL = ".weight", "-kernel"

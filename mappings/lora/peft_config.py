@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mappings.lora.config import ADAPTER_CONFIG
-from mappings.problems import Problem
+from tensorferry.mappings.lora.peft_files import ADAPTER_CONFIG
+from tensorferry.mappings.words.problems import Problem
 
 _RANK, _ALPHA = 8, 8
 

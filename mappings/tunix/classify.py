@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mappings.tunix.tree import Leaf, Path, spell
+from tensorferry.mappings.tunix.step_tree import Leaf, Path, spell
 
 Role = Literal["weight", "custom", "rng_key", "rng_count", "sown", "cache", "empty"]
 

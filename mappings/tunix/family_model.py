@@ -1,10 +1,11 @@
 """The model that a config.json describes, through our own families: a pure function, no checkpoint needed."""
 
-from mappings.compiled import compile_rule
-from mappings.config import Config
-from mappings.family import FamilyOptions, make_family
-from mappings.geometry import shape_of
-from mappings.tunix.model import ModelTree, Shape
+from tensorferry.mappings.families.config import Config
+from tensorferry.mappings.families.family import FamilyOptions
+from tensorferry.mappings.families.registry import make_family
+from tensorferry.mappings.rules.compiled import compile_rule
+from tensorferry.mappings.rules.geometry import shape_of
+from tensorferry.mappings.tunix.model_check import ModelTree, Shape
 
 
 def family_model(config: Config, scan_layers: bool, origin: str = "config.json") -> ModelTree:

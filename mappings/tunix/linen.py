@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from mappings.problems import Problem
-from mappings.tunix.optimizer import (
+from tensorferry.mappings.tunix.optimizer import (
     ADAM_INDEX,
     SCHEDULE_INDEX,
     SGD_SCHEDULE_INDEX,
@@ -18,7 +17,8 @@ from mappings.tunix.optimizer import (
     is_skip_step,
     leaves_of,
 )
-from mappings.tunix.tree import DroppedLeaf, Key, Leaf, Path
+from tensorferry.mappings.tunix.step_tree import DroppedLeaf, Key, Leaf, Path
+from tensorferry.mappings.words.problems import Problem
 
 ROOT: Path = (Key("opt_state"),)
 _DROP_HINT = "--drop-optimizer migrates the weights without it"

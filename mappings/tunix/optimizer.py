@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from mappings.tunix.classify import ADAPTER_LEVEL, unwrap_value
-from mappings.tunix.tree import DroppedLeaf, Key, Leaf, Path
+from tensorferry.mappings.tunix.classify import ADAPTER_LEVEL, unwrap_value
+from tensorferry.mappings.tunix.step_tree import DroppedLeaf, Key, Leaf, Path
 
 Node = dict[str, "Node | Leaf"]
 

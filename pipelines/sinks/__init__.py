@@ -1,1 +1,1 @@
-"""The storage formats of a checkpoint, all behind the interface of ``pipelines.sink``."""
+"""The storage formats of a checkpoint, all behind the interface of `sink`."""

@@ -5,10 +5,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mappings.array_spec import ArraySpec
-from mappings.problems import Problem
-from pipelines.kvstores import is_local
-from pipelines.sink import ChunkError
+from tensorferry.mappings.plan.array_spec import ArraySpec
+from tensorferry.mappings.words.problems import Problem
+from tensorferry.pipelines.sinks.sink import ChunkError
+from tensorferry.pipelines.storage.kvstores import is_local
 
 MANIFEST_NAME = "tensorferry.manifest.json"
 # What Orbax and we put beside the arrays. A rerun of the commit may find all of it.
@@ -33,7 +33,7 @@ def stored_keys(root: str) -> dict[str, int | None]:
     """Every key below a directory url, with its size in bytes."""
     if is_local(root):
         return _local_keys(root)
-    from pipelines.remote_source import BucketSource
+    from tensorferry.pipelines.storage.remote_source import BucketSource
 
     return dict(BucketSource(root).sizes_below())
 

@@ -12,12 +12,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mappings.array_spec import ArraySpec
-from mappings.chunking import INNER_CHUNK_BYTES
-from mappings.problems import FerryError, Problem
-from pipelines.kvstores import below, is_local, kvstore, new_context, worker_context
-from pipelines.sink import PartWriter, Sink, refuse_not_kept, refuse_unaligned, store_error, valid_attempt_id
-from pipelines.sinks.arrays import (
+from tensorferry.mappings.plan.array_spec import ArraySpec
+from tensorferry.mappings.rules.chunking import INNER_CHUNK_BYTES
+from tensorferry.mappings.words.problems import FerryError, Problem
+from tensorferry.pipelines.sinks.listing import clear_stale_locks, compare
+from tensorferry.pipelines.sinks.ocdbt_index import CONFIG, Entry, encode_leaf, encode_manifest
+from tensorferry.pipelines.sinks.sink import (
+    PartWriter,
+    Sink,
+    refuse_not_kept,
+    refuse_unaligned,
+    store_error,
+    valid_attempt_id,
+)
+from tensorferry.pipelines.sinks.zarr_arrays import (
     array_spec,
     finish_stored_chunk,
     open_for_writing,
@@ -26,11 +34,10 @@ from pipelines.sinks.arrays import (
     write_chunk,
     write_metadata,
 )
-from pipelines.sinks.encoding import checksum_is_fast, encode_shard
-from pipelines.sinks.listing import clear_stale_locks, compare
-from pipelines.sinks.metadata import zarr3_metadata
-from pipelines.sinks.ocdbt_index import CONFIG, Entry, encode_leaf, encode_manifest
-from pipelines.streams import PIECE_BYTES, Stream, open_stream, piece_within, stream_bytes
+from tensorferry.pipelines.sinks.zarr_metadata import zarr3_metadata
+from tensorferry.pipelines.storage.encoding import checksum_is_fast, encode_shard
+from tensorferry.pipelines.storage.kvstores import below, is_local, kvstore, new_context, worker_context
+from tensorferry.pipelines.storage.streams import PIECE_BYTES, Stream, open_stream, piece_within, stream_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -150,7 +157,7 @@ class OcdbtSink(Sink):
     def prepare(self, arrays: Sequence[ArraySpec]) -> None:
         super().prepare(arrays)
         if not is_local(self.root):
-            from pipelines.bucket_stream import require_client
+            from tensorferry.pipelines.storage.bucket_stream import require_client
 
             require_client(self.root)
 

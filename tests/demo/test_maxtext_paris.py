@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tensorferry.pipelines.cli.main import main
 
 from demo.smollm2 import smollm2
-from pipelines.cli import main
 
 PROBE = Path(__file__).with_name("maxtext_paris.py")
 # "The capital of France is" and " Paris" in the model's own tokenizer.

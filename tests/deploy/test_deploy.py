@@ -8,11 +8,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tensorferry.mappings.plan.resources import recommend
+from tensorferry.pipelines.cli.main import build_parser
 
 from deploy import make_metadata
 from deploy.main import arguments
-from mappings.resources import recommend
-from pipelines.cli import build_parser
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from transforms.cast import cast, cast_into, is_float
-from transforms.dtypes import numpy_dtype
-from transforms.views import codes
+from tensorferry.transforms.cast import cast, cast_into, is_float
+from tensorferry.transforms.dtypes import numpy_dtype
+from tensorferry.transforms.views import codes
 
 # Mantissa digits with the hidden one, exponent of the smallest subnormal, largest finite value.
 FORMATS = {

@@ -5,9 +5,8 @@ import tracemalloc
 import ml_dtypes
 import numpy as np
 import pytest
-
-from transforms.decode import KERNELS, run_kernel
-from transforms.decode.rows import CHUNK_VALUES
+from tensorferry.transforms.decode import KERNELS, run_kernel
+from tensorferry.transforms.decode.rows import CHUNK_VALUES
 
 BLOCKS = {"code": "float8_e4m3fn", "blocks": [128, 128], "offsets": [0, 0]}
 
@@ -74,6 +73,6 @@ def test_uint8_views_of_codes_decode_like_the_codes():
 
 
 def test_kernels_are_named_as_schemes_name_them():
-    from mappings.schemes import SCHEMES
+    from tensorferry.mappings.lowbit.schemes import SCHEMES
 
     assert {scheme.kernel for scheme in SCHEMES.schemes.values()} == set(KERNELS)

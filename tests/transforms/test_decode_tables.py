@@ -4,11 +4,10 @@ import math
 
 import numpy as np
 import pytest
-
-from transforms.decode.bits import decode_rows, values_in
-from transforms.decode.scaled import decode_scale
-from transforms.decode.scales import check_scale, e8m0_table, scale_values
-from transforms.decode.tables import byte_table, decode_bytes
+from tensorferry.transforms.decode.bits import decode_rows, values_in
+from tensorferry.transforms.decode.scaled import decode_scale
+from tensorferry.transforms.decode.scales import check_scale, e8m0_table, scale_values
+from tensorferry.transforms.decode.tables import byte_table, decode_bytes
 
 # OCP Microscaling v1.0, table of E2M1.
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]

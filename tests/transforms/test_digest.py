@@ -2,8 +2,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import xxhash
-
-from transforms.digest import Digest, combine, digest
+from tensorferry.transforms.digest import Digest, combine, digest
 
 
 def test_known_value_of_nothing():

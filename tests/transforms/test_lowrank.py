@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from pipelines.expected_lora import expected_merged
-from transforms.lowrank import add_product, limb_bits, limbs
+from tensorferry.pipelines.verify.expected_lora import expected_merged
+from tensorferry.transforms.lowrank import add_product, limb_bits, limbs
 
 PLAIN = {"transposed": False, "experts": 1}
 

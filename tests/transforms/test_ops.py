@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from transforms.dtypes import numpy_dtype
-from transforms.ops import (
+from tensorferry.transforms.dtypes import numpy_dtype
+from tensorferry.transforms.ops import (
     Crop,
     Op,
     Ops,
@@ -21,7 +20,7 @@ from transforms.ops import (
     apply_elementwise,
     apply_elementwise_into,
 )
-from transforms.views import codes
+from tensorferry.transforms.views import codes
 
 SPEC = Spec("bfloat16", (("vocab", 5), ("embed", 7)))
 EVERY_BFLOAT16 = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16)

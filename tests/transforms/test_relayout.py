@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from transforms.relayout import copy_into, transpose_into
-from transforms.views import blocks, codes
+from tensorferry.transforms.relayout import copy_into, transpose_into
+from tensorferry.transforms.views import blocks, codes
 
 CODES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-
-from transforms.requantise import block_counts, blockwise, choose_scales, encode, spread, stored_scales
+from tensorferry.transforms.requantise import block_counts, blockwise, choose_scales, encode, spread, stored_scales
 
 E4M3 = ml_dtypes.float8_e4m3fn
 values_of = arrays(

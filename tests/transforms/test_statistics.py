@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-
-from transforms.dtypes import numpy_dtype
-from transforms.statistics import Statistics, statistics
+from tensorferry.transforms.dtypes import numpy_dtype
+from tensorferry.transforms.statistics import Statistics, statistics
 
 FLOATS = ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"]
 FLOATS += ["float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn", "float6_e3m2fn"]

@@ -4,8 +4,7 @@ import ml_dtypes
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-
-from transforms.unfold import fold, unfold
+from tensorferry.transforms.unfold import fold, unfold
 
 FACTOR = st.sampled_from([8**-0.5, 128**-0.5, 0.3, 0.25, 1.75, 64**-0.5])
 SCALES = st.lists(st.floats(2.0**-60, 2.0**60, width=32), min_size=1, max_size=40)

@@ -5,12 +5,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-
-from transforms.decode.bnb import decode_bnb4
-from transforms.decode.integers import decode_awq, decode_gptq, decode_packed
-from transforms.decode.scaled import decode_scale, decode_scaled
-from transforms.decode.scales import ScaleFault, check_scale, scale_values
-from transforms.lowrank import add_product
+from tensorferry.transforms.decode.bnb import decode_bnb4
+from tensorferry.transforms.decode.integers import decode_awq, decode_gptq, decode_packed
+from tensorferry.transforms.decode.scaled import decode_scale, decode_scaled
+from tensorferry.transforms.decode.scales import ScaleFault, check_scale, scale_values
+from tensorferry.transforms.lowrank import add_product
 
 __all__ = ["KERNELS", "ScaleFault", "check_scale", "run_kernel", "scale_values"]
 
@@ -74,7 +73,7 @@ def _decode_merged(
       base: kernel of the weight.
       base_args: its plain values.
       order: of the axes in memory, which the weight's own kernel knows.
-      product: see :func:`transforms.lowrank.add_product`.
+      product: see :func:`tensorferry.transforms.lowrank.add_product`.
     """
     values = run_kernel(base, arrays, out.shape, base_args) if base else arrays["values"]
     add_product(out, values, arrays["lora_a"], arrays["lora_b"], **product)

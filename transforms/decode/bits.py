@@ -1,8 +1,7 @@
 """Integers of 2 to 8 bits in a little-endian bit stream, rows of bytes to rows of float32 values."""
 
 import numpy as np
-
-from transforms.decode.tables import decode_bytes, integer_code
+from tensorferry.transforms.decode.tables import decode_bytes, integer_code
 
 
 def values_per_bytes(code: str) -> tuple[int, int]:
@@ -28,7 +27,7 @@ def decode_rows(codes: np.ndarray, code: str, out: np.ndarray) -> np.ndarray:
 
     Args:
       codes: uint8 ``[rows, bytes]``; bytes of a row may be followed by padding bits.
-      code: a name of :mod:`transforms.decode.tables`, any width.
+      code: a name of :mod:`tensorferry.transforms.decode.tables`, any width.
       out: float32 scratch, at least ``rows * values`` long, contiguous.
 
     Returns:

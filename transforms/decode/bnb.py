@@ -4,10 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-
-from transforms.decode.rows import CHUNK_VALUES, write_rounded
-from transforms.decode.scales import scale_values
-from transforms.decode.tables import as_items, gather, nibble_table
+from tensorferry.transforms.decode.rows import CHUNK_VALUES, write_rounded
+from tensorferry.transforms.decode.scales import scale_values
+from tensorferry.transforms.decode.tables import as_items, gather, nibble_table
 
 
 def decode_bnb4(

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-
-from transforms.decode.scales import block_index
+from tensorferry.transforms.decode.scales import block_index
 
 
 @dataclass(frozen=True, eq=False)

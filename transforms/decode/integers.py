@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-
-from transforms.decode.bits import unpack_integers, word_bytes
-from transforms.decode.grid import Grid, constant_grid, index_grid
-from transforms.decode.rows import scaled_rows
-from transforms.decode.scales import scale_values
-from transforms.decode.tables import integer_code
+from tensorferry.transforms.decode.bits import unpack_integers, word_bytes
+from tensorferry.transforms.decode.grid import Grid, constant_grid, index_grid
+from tensorferry.transforms.decode.rows import scaled_rows
+from tensorferry.transforms.decode.scales import scale_values
+from tensorferry.transforms.decode.tables import integer_code
 
 # Where AWQ's gemm layout keeps column k of every eight: the nibble's position in the word.
 AWQ_NIBBLE_OF_COLUMN = (0, 4, 1, 5, 2, 6, 3, 7)

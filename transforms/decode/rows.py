@@ -3,11 +3,10 @@
 import math
 
 import numpy as np
-
-from transforms.cast import cast, cast_into
-from transforms.decode.bits import decode_rows, values_in
-from transforms.decode.grid import Grid
-from transforms.relayout import copy_into
+from tensorferry.transforms.cast import cast, cast_into
+from tensorferry.transforms.decode.bits import decode_rows, values_in
+from tensorferry.transforms.decode.grid import Grid
+from tensorferry.transforms.relayout import copy_into
 
 # Values decoded at a time: 512 KiB of float32 stay in a core's L2, and a call's overhead hardly shows.
 CHUNK_VALUES = 1 << 17
@@ -27,7 +26,7 @@ def scaled_rows(
     Args:
       target: float32 or bfloat16, ``[..., rows, columns]``, any strides.
       codes: uint8 ``[..., rows, bytes]`` with the same leading axes.
-      code: a name of :mod:`transforms.decode.tables`.
+      code: a name of :mod:`tensorferry.transforms.decode.tables`.
       scale, zero: their value for every block of the target; the same blocks.
       lead: values decoded before the first wanted one in each row.
       divisor: a constant; 1 costs nothing.

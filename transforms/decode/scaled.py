@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-
-from transforms.decode.grid import Grid
-from transforms.decode.rows import as_matrix, code_bytes, scaled_rows
-from transforms.decode.scales import block_index, scale_values
+from tensorferry.transforms.decode.grid import Grid
+from tensorferry.transforms.decode.rows import as_matrix, code_bytes, scaled_rows
+from tensorferry.transforms.decode.scales import block_index, scale_values
 
 
 def decode_scaled(
@@ -29,10 +28,10 @@ def decode_scaled(
       arrays: ``values`` (codes: one-byte floats or bytes), ``scale``, and, when the scheme has them, ``zero``
         (zero points on the scale's grid) and ``global`` (one factor, or one per entry of axis 0).
       out: float32 or bfloat16, the region.
-      code: what a byte means, see :mod:`transforms.decode.tables`.
+      code: what a byte means, see :mod:`tensorferry.transforms.decode.tables`.
       blocks: block length per axis in stored order; 0 when one scale serves the whole axis.
       offsets: how far into its first block the region starts, per axis.
-      encoding: of the scale, see :func:`transforms.decode.scales.scale_values`.
+      encoding: of the scale, see :func:`tensorferry.transforms.decode.scales.scale_values`.
       lead: values in each stored row before the region.
       order: stored axis k is axis ``order[k]`` of ``out``; None when they agree.
       row_edges: when parts of the row axis have a scale each: where each part starts and ends in the region.

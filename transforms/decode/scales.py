@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-
-from transforms.decode.tables import ONE_BYTE_FLOATS, byte_table
+from tensorferry.transforms.decode.tables import ONE_BYTE_FLOATS, byte_table
 
 
 @cache

@@ -7,7 +7,7 @@ A code is named by what a byte means:
 - ``uint2``, ``uint4``, ``uint8``: four, two or one unsigned integers, the low bits first.
 - ``int2_offset``, ``int4_offset``, ``int8_offset``: the same minus half the range (4 bits: minus 8).
 
-Other widths (``uint3``, ``int5_offset``, …) run across bytes: see :mod:`transforms.decode.bits`.
+Other widths (``uint3``, ``int5_offset``, …) run across bytes: see :mod:`tensorferry.transforms.decode.bits`.
 """
 
 from functools import cache

@@ -1,0 +1,1 @@
+"""Quantisation: which stored tensors make up a logical one, and how codes and scales lie."""

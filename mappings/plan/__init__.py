@@ -1,0 +1,1 @@
+"""The plan of a conversion: every source tensor, target array and work item accounted for."""

@@ -1,0 +1,1 @@
+"""What people read: problems, and text for numbers and names."""

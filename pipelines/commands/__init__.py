@@ -1,1 +1,0 @@
-"""One module per command: its arguments, and the function that runs it."""

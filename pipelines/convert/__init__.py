@@ -1,0 +1,1 @@
+"""From Hugging Face to MaxText's layout."""

@@ -1,0 +1,1 @@
+"""Beam: work items in, one tally out, and everything around a run of it."""

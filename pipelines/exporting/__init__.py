@@ -1,1 +1,0 @@
-"""Exporting: an Orbax checkpoint becomes the safetensors files of a Hugging Face repository."""

@@ -1,0 +1,1 @@
+"""Hugging Face repositories: configs, headers, shards and adapters, no weight read."""

@@ -1,0 +1,1 @@
+"""Outputs read again, by other code than wrote them, and compared with their sources."""

@@ -1,0 +1,1 @@
+"""Tensorferry moves terabyte model checkpoints between the layouts that training teams use."""
